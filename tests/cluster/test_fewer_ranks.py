@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import ON_HOSTS
 from tests.end_to_end.test_fewer_ranks import JOB, expected, must_be_replicas, trained
 
-from outlast.errors import EXIT_DONE
-from outlast.events import AnyEvent, Decided, PhaseDone
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
+from outlast.events import AnyEvent, Decided, PhaseDone, RunStarted
 from outlast.telemetry.committed_history import check_run
 
 pytestmark = ON_HOSTS
@@ -27,6 +28,31 @@ def wait_until_absent(cluster: Cluster, *ranks: int) -> None:
         return isinstance(event, PhaseDone) and bool(places) and event.n >= places[0] + 3
 
     cluster.wait_for_event(is_so, f"steps without ranks {ranks}")
+
+
+def test_a_drain_without_two_hosts_resumes_with_all(cluster: Cluster) -> None:
+    """The hosts of ranks 0 and 2 have no power. What those had left is with their partners, and
+    the third host saves their parts."""
+    job = (f"--epochs={EPOCHS}", "--pace=0.3")
+    flags = ("--policy=elastic", "--limit=lease_s=3", "--snapshot-every=2", "--copies=1")
+    cluster.start("3", 1, *flags, script=JOB, job=job)
+    cluster.wait_for_event(lambda one: isinstance(one, PhaseDone) and one.step >= 6, "step 6")
+    cluster.hosts.power_off("n3")
+    wait_until_absent(cluster, 2)
+    cluster.hosts.power_off("n1")
+    wait_until_absent(cluster, 0, 2)
+    cluster.launchers["n2"].send_signal(signal.SIGTERM)
+    assert cluster.codes()["n2"] == EXIT_INTERRUPTED
+    before = max(step for step, _, _ in trained(cluster.out)) + 1
+    for name in ("n1", "n3"):
+        cluster.hosts.boot(name)
+    for name in ("n1", "n2", "n3"):
+        cluster.start_again(name)
+    assert set(cluster.codes().values()) == {EXIT_DONE}
+    (*_, started) = [one for one in cluster.events() if isinstance(one, RunStarted)]
+    assert started.resumed_step == before, "a committed step was lost"
+    must_be_replicas(cluster.out, HOSTS)
+    assert Counter(ids for _, _, ids in trained(cluster.out)) == expected(EPOCHS, HOSTS)
 
 
 def test_hosts_leave_and_come_back_beside_a_takeover(cluster: Cluster) -> None:

@@ -97,3 +97,14 @@ def test_a_failed_save_changes_no_end_that_has_begun() -> None:
         desk.lose(name, 6)
     end = desk.end()
     assert end is not None and end.outcome == "interrupted"
+
+
+def test_a_save_that_fails_in_a_drain_is_not_said_to_go_on() -> None:
+    desk = ControllerDriver(world=2, spares=0).begin().open()
+    saved = messages.Checkpointed(n=3, step=3, path="step-000000003-n3-t1g1")
+    desk.say("w1-0", saved)
+    desk.stop()
+    recover(desk, 5)
+    desk.say("w1-0", FAILED)
+    (note,) = desk.emitted(events.Note)
+    assert note.text.endswith("the run ends, and resumes from the checkpoint of step 3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.end_to_end.conftest import Runner as Launcher
+from tests.end_to_end.test_fewer_ranks import wait_until_absent
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from outlast.errors import EXIT_DONE
-from outlast.events import Decided
+from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED
+from outlast.events import Decided, RunStarted
 from outlast.telemetry.committed_history import check_run
 from outlast.telemetry.event_store import read_events
 
@@ -124,6 +126,35 @@ def test_a_replica_leaves_and_comes_back(
     must_equal_a_plain_run(out, steps, 4, clip)
     assert "0 committed steps lost" in text
     assert runner.left_behind() == []
+
+
+def drained(runner: Runner, kind: str, lost: int) -> str:
+    """Drain a run while the replica of a rank is absent; return its output."""
+    job = ("--pace=0.1", f"--kind={kind}", f"--gate={runner.folder / 'gate'}")
+    flags = ("--policy=torchft-like", f"--fault=kill:rank={lost},step=5")
+    process = runner.start(*flags, job=job, script=JOB)
+    wait_until_absent(runner, *((0, 1) if lost < 2 else (2, 3)))
+    process.send_signal(signal.SIGTERM)
+    outcome = runner.end(process)
+    assert outcome.code == EXIT_INTERRUPTED
+    return " ".join(outcome.output.replace("\u2502", " ").split())
+
+
+def test_a_drain_without_a_replica_loses_nothing(runner: Runner) -> None:
+    drained(runner, "hsdp", 1)
+    before = max(trained(runner.folder / "out")) + 1
+    (runner.folder / "gate").unlink()
+    run(runner, "--policy=elastic", job=("--pace=0.1",))
+    (*_, started) = [e for e in read_events(runner.folder / "run") if isinstance(e, RunStarted)]
+    assert started.resumed_step == before, "a committed step was lost"
+    steps = trained(runner.folder / "out")
+    must_be_each_sample_once(steps, 4)
+    must_equal_a_plain_run(runner.folder / "out", steps, 4, 0.0)
+
+
+def test_a_part_that_nobody_can_write_is_refused(runner: Runner) -> None:
+    text = drained(runner, "tensor", 3)
+    assert "rank 2 is absent, and no other rank can write its part of a checkpoint" in text
 
 
 def test_the_replicas_with_most_losses_leave(tmp_path: Path) -> None:

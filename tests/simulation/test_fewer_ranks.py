@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from outlast.controller import node_placement
-from outlast.controller.recovery import partner_slots, shrinking
+from outlast.controller.recovery import partner_slots, reconfiguration, shrinking
 from outlast.controller.replica_placement import partner_sets
 from outlast.controller.state_parts import Progress
 from outlast.data.batch_deal import BatchDeal
@@ -44,6 +44,7 @@ def test_the_schedules_reach_everything() -> None:
     assert sum(outcome.outcome == "done" for outcome in outcomes) > 140
     assert sum(outcome.shrinks for outcome in outcomes) > 40
     assert sum(outcome.returns for outcome in outcomes) > 20
+    assert sum(outcome.restores for outcome in outcomes) > 10
 
 
 def _partners_by_place(state):
@@ -69,6 +70,16 @@ def _one_by_one(state):
     return tuple((seat,) for seat in state.progress.absent)
 
 
+def _without_left_slots(turn, partners, workers):
+    frame = CONNECT(turn, partners, workers)
+    return msgspec.structs.replace(frame, slots={rank: {} for rank in frame.slots})
+
+
+def _with_everybody(place):
+    return AT({**place, "present": list(range(place["world"]))})
+
+
+CONNECT, AT = reconfiguration.connect_frame, BatchDeal.at
 LOOK, RESTORE = BatchDeal._look, Progress.restore
 LEAVING = shrinking.leaving_units
 BREAKAGES = {
@@ -77,6 +88,8 @@ BREAKAGES = {
     "a rank leaves its unit": (shrinking, "leaving_units", _alone),
     "ranks of a unit come back one by one": (shrinking, "absent_units", _one_by_one),
     "old slots are kept": (shrinking, "leaving_slots", lambda slots, n: slots),
+    "a deputy has nothing": (reconfiguration, "connect_frame", _without_left_slots),
+    "a checkpoint has all ranks": (BatchDeal, "at", _with_everybody),
     "own slots are lost": (
         shrinking,
         "returning_slots",

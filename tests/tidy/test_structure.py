@@ -40,8 +40,9 @@ from pathlib import Path
 # Recovery policies and what they cost: 9, 1,300. Absent ranks, and their simulation: 11, 1,700.
 # The race of strategies: 5, 900; torchft in it, policies from rates, and on a lake: 3, 800.
 # Units of ranks that leave together: 2, 500.
+# Deputies of absent ranks in saves: 2, 400.
 CEILINGS = {
-    "modules": 548,
+    "modules": 551,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 1,
@@ -50,7 +51,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 122500,
+    "lines": 123000,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

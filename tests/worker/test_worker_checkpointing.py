@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,20 @@ import torch
 from tests.checkpoint.rank_threads import Exchange, all_ranks
 from torch import nn
 
+from outlast import random_state
+from outlast.checkpoint.format import codec
 from outlast.checkpoint.keeper.keeper_frames import KeeperSetup
 from outlast.checkpoint.keeper.keeper_launch import ServedKeeper
-from outlast.checkpoint.stores.catalog import checkpoint_places
+from outlast.checkpoint.load.checkpoint_reader import CheckpointReader
+from outlast.checkpoint.load.tensor_fill import fill_tensors
+from outlast.checkpoint.stores.catalog import checkpoint_places, open_checkpoint
 from outlast.checkpoint.stores.folder_store import Folder
 from outlast.config import Limits, WorkerSettings
 from outlast.transport import messages
 from outlast.transport.worker_page import Page
-from outlast.worker.phases.script_progress import Intervals, ProgressSlot
+from outlast.worker.groups.rank_presence import RankPresence
+from outlast.worker.phases.absent_parts import AbsentParts
+from outlast.worker.phases.script_progress import Intervals, ProgressSlot, RankPart
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_checkpointing import RunCheckpointer
 from outlast.worker.worker_events import WorkerEvents
@@ -34,15 +41,16 @@ TOKEN = "00"
 class Talking:
     """Groups, as far as saves use them."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.gather_bytes = exchange
+    def __init__(self, exchange: Exchange, seat: int, world: int) -> None:
+        self.gather_bytes, self.seat, self.world = exchange, seat, world
+        self.presence = RankPresence()
 
 
 @pytest.fixture
 def keepers() -> Iterator[str]:
     base = f"@outlast-test-saves-{os.getpid()}-"
     setup = KeeperSetup(token=TOKEN)
-    served = [ServedKeeper(f"{base}{rank}", f"rank {rank}", setup) for rank in range(2)]
+    served = [ServedKeeper(f"{base}{rank}", f"rank {rank}", setup) for rank in range(3)]
     yield base
     for each in served:
         each.close(DEADLINE_S)
@@ -50,11 +58,11 @@ def keepers() -> Iterator[str]:
 
 def saver(
     rank: int, exchange: Exchange, run_dir: Path, keepers: str,
-    send: Callable[[messages.WorkerBody], None],
+    send: Callable[[messages.WorkerBody], None], world: int = 2,
 ) -> tuple[RunCheckpointer, WorkerStatus]:  # fmt: skip
     settings = WorkerSettings(
         run="job", token=TOKEN, term=1, agent="a", incarnation=1, worker=f"w{rank}", seat=rank,
-        world=2, ranks_per_node=2, control_fd=-1, page_fd=-1, run_dir=str(run_dir),
+        world=world, ranks_per_node=world, control_fd=-1, page_fd=-1, run_dir=str(run_dir),
         checkpoint_every=1,
         snapshot_every=0, audit_every=0, until_step=0, keepers=keepers, faults=(), fault_seed=0,
         clock_anchor_ns=0, limits=Limits(),
@@ -66,7 +74,9 @@ def saver(
     ports.link = SimpleNamespace(send=send)
     ports.faults = SimpleNamespace(reach=lambda _: None)
     ports.copies = SimpleNamespace(record=lambda *_: None)
-    saves = RunCheckpointer(settings, rank, Talking(exchange), status, ports, {}, joins=True)
+    groups = Talking(exchange, rank, world)
+    absent = AbsentParts(groups)
+    saves = RunCheckpointer(settings, groups, status, ports, {}, absent=absent, joins=True)
     return saves, status
 
 
@@ -120,3 +130,87 @@ def test_memory_for_saves_is_made_beside_the_first_steps(tmp_path: Path, keepers
         saves.settle(DEADLINE_S)
 
     assert all_ranks(2, one) == [None, None]
+
+
+def slot_of(rank: int, step: int) -> ProgressSlot:
+    """Return the slot of a rank whose generators have its number as their seed."""
+    with random_state.preserved():
+        random.seed(rank)
+        choices = codec.encode({"random": random_state.snapshot(), "script": f"of rank {rank}"})
+    own = codec.encode({"choices": choices, "buffers": {}})
+    return ProgressSlot(n=step, step=step, saved_step=0, prelude=(), batch=b"", done=(), own=own)
+
+
+def connected(saves: RunCheckpointer, *absent: int, left: dict[str, bytes]) -> None:
+    """Connect a generation without these ranks, whose deputy is the rank behind the last one."""
+    saves._groups.presence.set(absent, 3, ())
+    deputies = tuple((rank, max(absent) + 1) for rank in absent)
+    saves._absent.learn(
+        messages.Connect(
+            generation=2, n=0, transfers=(), timeout_s=1.0, absent=absent, deputies=deputies,
+            slots=dict.fromkeys(absent, left),
+        )
+    )  # fmt: skip
+
+
+def test_a_deputy_saves_the_part_of_an_absent_rank(tmp_path: Path, keepers: str) -> None:
+    said: list[tuple[int, messages.WorkerBody]] = []
+    savers: dict[int, tuple[RunCheckpointer, WorkerStatus]] = {}
+    left_slot = slot_of(0, 1)
+
+    def save(rank: int, exchange: Exchange, step: int, generation: int) -> None:
+        saves, status = savers[rank]
+        saves._groups.gather_bytes = exchange
+        status.n = status.step = step
+        status.generation = generation
+        model = nn.Linear(200, 200)
+        nn.init.constant_(model.weight, step)
+        nn.init.constant_(model.bias, step)
+        to_disk = step != 3
+        protected = ProtectedState({"model": model}, {})
+        saves.save(protected, slot_of(rank, step), to_disk=to_disk, propose=Intervals(1, 1))
+        saves.complete()
+        saves.settle(DEADLINE_S)
+
+    def begin(rank: int) -> None:
+        savers[rank] = saver(
+            rank, lambda _: [], tmp_path, keepers, lambda body: said.append((rank, body)), 3
+        )
+
+    def without_rank_0(index: int, exchange: Exchange) -> None:
+        begin(index + 1)
+        left = {"before:1": left_slot.pack()} if index == 0 else {}
+        connected(savers[index + 1][0], 0, left=left)
+        for step in (2, 3, 4):
+            save(index + 1, exchange, step, generation=2)
+
+    def with_all(rank: int, exchange: Exchange) -> None:
+        if rank == 0:
+            begin(rank)
+        connected(savers[rank][0], left={})
+        save(rank, exchange, 5, generation=3)
+
+    assert all_ranks(2, without_rank_0) == [None, None]
+    assert all_ranks(3, with_all) == [None, None, None]
+    reports = [(r, b.step, b.tier) for r, b in said if isinstance(b, messages.Checkpointed)]
+    assert sorted(reports) == [
+        *((0, 5, tier) for tier in ("disk", "memory")),
+        *((1, 2, tier) for tier in ("disk", "memory")),
+        (1, 3, "memory"),
+        *((1, 4, tier) for tier in ("disk", "memory")),
+    ]
+    places = checkpoint_places(Folder(tmp_path / "checkpoints"))
+    assert [(place.step, place.line) for place in places] == [(5, 0), (4, 0), (2, 0)]
+    newest, older, _ = (open_checkpoint(Folder(tmp_path / "checkpoints"), at) for at in places)
+    assert newest.commit.parent == older.commit.place.directory and older.commit.world == 3
+    reader = CheckpointReader(older)
+    weight = torch.zeros(200, 200)
+    fill_tensors(reader, {"model.weight": weight})
+    assert torch.equal(weight, torch.full((200, 200), 4.0))
+    part = ProgressSlot.unpack(RankPart.unpack(reader.blob(0, "own"), "rank 0").slot)
+    choices = codec.decode(codec.decode(part.own)["choices"])
+    own = codec.decode(codec.decode(left_slot.own)["choices"])
+    assert random_state.same(choices["random"], own["random"]), "its own generators"
+    assert (part.step, choices["script"]) == (4, "of rank 1"), "at the place of another rank"
+    assert reader.blob(0, "shared")
+    assert not savers[1][0]._driver._absent, "memory for the part of an absent rank"

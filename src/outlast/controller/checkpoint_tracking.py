@@ -10,6 +10,7 @@ from outlast.controller.controller_state import ControllerTurn, WorkerRecord
 from outlast.controller.inputs import Verify
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response
+from outlast.controller.recovery.deputies import deputies_of
 from outlast.transport import messages
 
 DURATIONS_MAX = 4
@@ -49,8 +50,13 @@ def on_save_failed(turn: ControllerTurn, body: messages.SaveFailed) -> None:
     if state.mode in ("stopping", "ended"):
         return
     failure = f"the checkpoint of step {body.step} failed: {body.error}"
-    if not state.policy.stop or state.progress.absent:  # then none is made, and the storage is well
-        turn.note(f"{failure}; older ones are kept, and training continues")
+    is_refused = len(deputies_of(state)) < len(state.progress.absent)  # the storage is well
+    if not state.policy.stop or is_refused:
+        copy = state.saves.on_disk
+        resumes = f"from the checkpoint of step {copy.step}" if copy is not None else "anew"
+        then = f"the run ends, and resumes {resumes}"
+        then = then if state.ending.drain_ns else "training continues"
+        turn.note(f"{failure}; older ones are kept, and {then}")
         return
     detail = (
         f"{failure}; the run ends (--on-save-failure stop); older checkpoints are kept: fix the"

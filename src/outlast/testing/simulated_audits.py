@@ -30,6 +30,7 @@ class SimCheckpoints:
         self._copies: list[messages.Checkpointed] = []
         self._on_disk: list[messages.Checkpointed] = []
         self._places: dict[tuple[int, str], tuple[int, bytes]] = {}  # by phase and mark
+        self._parts: dict[tuple[int, str], dict[int, int]] = {}  # own state of absent ranks
         self._tainted: dict[str, set[int]] = {}  # saved while ranks had models with these flips
         self._condemned: set[str] = set()  # likewise, and an audit has found it since
         self._known_s = math.inf
@@ -121,6 +122,15 @@ class SimCheckpoints:
         """Return the place in the data of a checkpoint; b"" without one."""
         mark = checkpoint.path.split(" ", 2)[2]
         return self._places.get((checkpoint.n, mark), (-1, b""))[1]
+
+    def keep_parts(self, n: int, mark: str, parts: dict[int, int]) -> None:
+        """Keep the own state of absent ranks, as their deputies have saved it."""
+        self._parts[n, mark] = parts
+
+    def part(self, checkpoint: messages.Checkpointed, rank: int) -> int | None:
+        """Return the own state of a rank that was absent at a checkpoint; None of any other."""
+        mark = checkpoint.path.split(" ", 2)[2]
+        return self._parts.get((checkpoint.n, mark), {}).get(rank)
 
     def _at(self, n: int, tier: str, mark: str) -> messages.Checkpointed:
         """Return a checkpoint with typical times, as seat 0 reports it."""

@@ -33,6 +33,10 @@ class RunChecks:
             known = cluster.connecting.setdefault(body.generation, seats)
             if {*body.absent} != {seat for seat, name in enumerate(seats) if not name}:
                 self._ledger.fail(f"ranks {body.absent} are absent from {seats}")
+            if {rank for rank, _ in body.deputies} != {*body.absent} or any(
+                deputy in body.absent for _, deputy in body.deputies
+            ):
+                self._ledger.fail(f"{body.deputies} are to save the parts of {body.absent}")
             if known != seats and cluster.is_newest(controller):
                 self._ledger.fail(f"generation {body.generation} connects two groups: {seats}")
 

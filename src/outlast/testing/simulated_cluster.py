@@ -53,6 +53,7 @@ class SimOutcome(NamedTuple):
     terms: int = 1
     shrinks: int = 0  # decisions that let ranks leave
     returns: int = 0  # ranks that have come back
+    restores: int = 0  # likewise, by a restart from a checkpoint without them
     refused: int = 0  # frames of lower terms, by agents
 
 
@@ -151,6 +152,7 @@ class SimCluster:
             refused=self.ledger.refused,
             shrinks=self.checks.shrinks,
             returns=self.ledger.histories.returns,
+            restores=self.ledger.histories.restores,
         )
 
     def _is_end_of_policy(self, end: inputs.EndRun) -> bool:

@@ -74,7 +74,7 @@ class SimWorker(DataProcess):
             case messages.Leave():
                 self.leaves = body.generation
             case messages.SaveEvery():
-                if self.seat:
+                if self.seat != self.deputies.get(0, 0):
                     self.ledger.fail(f"{self.name} at rank {self.seat}, not 0, received SaveEvery")
             case messages.Stop():
                 self.die(Fault(kind="exited", detail="stopped", exit_code=0 if body.ok else 3))
@@ -296,6 +296,8 @@ class SimWorker(DataProcess):
         if body.ask == "drain":
             self.ledger.last = min(self.ledger.last, body.n)
         self.ledger.stands(self.name, self.seat, body.n, self.model, self.own)
+        if body.ask and self.n and self.is_first and self.data is not None:
+            self.save()
         self.point("opened")
         if self.is_set_up:
             self.proceed()
@@ -389,10 +391,5 @@ class SimWorker(DataProcess):
         self.point("applied")
         plan = self.cluster.plan
         skips = plan.skips > 0 and self.line.dice.random() < plan.skips
-        if not self.is_first or not self.cluster.checkpoint_due(self.n) or skips:
-            return
-        if self.absent:
-            self.refuse_save()
-        else:
-            self.say(self.stage())
-            self.soon(0.001, 0.5, partial(self.write_checkpoint, self.n, self.opened))
+        if self.is_first and self.cluster.checkpoint_due(self.n) and not skips:
+            self.save()

@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     draw = draw_shrink_plan if arguments.shrinks else draw
     outcomes: Counter[str] = Counter()
     started_s = said_s = time.monotonic()
-    turns = struck = shrinks = returns = 0
+    turns = struck = shrinks = returns = restores = 0
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         plan = draw(seed)
         try:
@@ -83,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         struck += outcome.struck
         shrinks += outcome.shrinks
         returns += outcome.returns
+        restores += outcome.restores
         now_s = time.monotonic()
         if now_s - said_s > _EVERY_S:
             said_s = now_s
@@ -94,7 +95,10 @@ def main(argv: list[str] | None = None) -> int:
         f" {time.monotonic() - started_s:.1f} s: {ends}; {struck} faults, {turns} turns"
     )
     if arguments.shrinks:
-        sys.stdout.write(f"; {shrinks} times ranks have left, {returns} have come back")
+        sys.stdout.write(
+            f"; {shrinks} times ranks have left, {returns} have come back, and {restores} by a"
+            " restart from a checkpoint without them"
+        )
     sys.stdout.write("\n")
     return 0
 

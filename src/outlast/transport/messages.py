@@ -127,8 +127,8 @@ class SharedValueMade(Body, frozen=True, tag="SharedMade"):
 
 
 class Checkpointed(Body, frozen=True):
-    """Report of a restorable copy (sent by seat 0). `tier`: "memory": each rank's keeper holds its
-    part of the copy named `path`; "disk": the directory `path` is complete and durable.
+    """Report of a restorable copy (sent by rank 0, or its deputy). `tier`: "memory": each rank's
+    keeper holds its part of the copy named `path`; "disk": that directory is complete and durable.
     """
 
     n: int
@@ -142,7 +142,7 @@ class Checkpointed(Body, frozen=True):
 
 
 class SaveFailed(Body, frozen=True):
-    """Report of a failed checkpoint (sent by seat 0); training and older ones are unaffected."""
+    """Report of a failed checkpoint (sent by rank 0, or its deputy); older ones are unaffected."""
 
     n: int
     step: int
@@ -239,7 +239,9 @@ class Connect(Body, frozen=True):
     """Request to build all groups of this generation, then transfer state: (donor, joiner seat).
     Seats of `rebuilt` read theirs from `copy`, and whole workers compare their own with it.
     Ranks of one of `partners` hold each other's own state; an agent gets the sets of its ranks.
-    `absent` ranks have no worker: `units` of ranks that leave together; (): each is one."""
+    `absent` ranks have no worker: `units` of ranks that leave together; (): each is one. `deputies`
+    (absent rank, deputy) save their parts, for which agents of deputies get `slots`, by absent
+    rank: what it would come back with of its own."""
 
     generation: int
     n: int
@@ -250,6 +252,8 @@ class Connect(Body, frozen=True):
     partners: tuple[tuple[int, ...], ...] = ()
     absent: tuple[int, ...] = ()
     units: tuple[tuple[int, ...], ...] = ()
+    deputies: tuple[tuple[int, int], ...] = ()
+    slots: dict[int, dict[str, bytes]] = msgspec.field(default_factory=dict)
 
 
 class Open(Body, frozen=True):

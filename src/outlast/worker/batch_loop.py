@@ -91,6 +91,8 @@ class BatchLoop:
             batch = codec.decode(walk.slot.batch)
             self._place.prelude[:] = walk.slot.prelude
             is_dealt = self.ranks.take_place(batch, batch["length"])
+            if self._status.is_open:  # a restart: ranks that the checkpoint lacks are there
+                self.ranks.follow(walk.slot.step)
             self._joining.recover()
             if until is not None and batch["step"] >= until:
                 return

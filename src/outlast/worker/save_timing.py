@@ -29,7 +29,7 @@ TRIED_EVERY = 4
 class SaveTimer:
     """Timer of saves, which are separate phases. `checkpointer`: set once the worker has a seat.
 
-    Saves are refused by name while ranks are absent: a checkpoint has the state of all.
+    Saves are refused by name while nobody can write the part of an absent rank.
     """
 
     def __init__(

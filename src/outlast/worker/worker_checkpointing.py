@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -29,6 +30,7 @@ from outlast.transport import messages
 from outlast.worker.checkpoint_restore import keeper_address
 from outlast.worker.compute_environment import author
 from outlast.worker.groups import GroupRegistry
+from outlast.worker.phases.absent_parts import AbsentParts, SaveProposal
 from outlast.worker.phases.script_progress import Intervals, ProgressSlot, RankPart
 from outlast.worker.save_timing import StepRhythm
 from outlast.worker.state.protected_state import ProtectedState
@@ -36,22 +38,6 @@ from outlast.worker.worker_status import WorkerStatus
 
 _NEWS_S = 1.0
 _RANK_BYTES = 64 << 10  # estimated size of a rank's part
-
-
-class _SaveProposal(msgspec.Struct, frozen=True, array_like=True):
-    """One rank's message before a save.
-
-    `failure`: why this rank cannot save. `ready`: memory for the copy is available. `every`: the
-    next intervals. `place`, `parent` and `base` of the save. Rank 0's values apply for the last
-    four.
-    """
-
-    failure: str
-    ready: bool
-    every: Intervals
-    place: SavePoint
-    parent: str
-    base: str
 
 
 class _CopiedSave(NamedTuple):
@@ -97,32 +83,34 @@ class RunCheckpointer:
     def __init__(
         self,
         settings: WorkerSettings,
-        seat: int,
         groups: GroupRegistry,
         status: WorkerStatus,
         owner: CheckpointOwner,
         shared: Mapping[str, bytes],
         *,
+        absent: AbsentParts,
         joins: bool = False,
         begun_at: SavePoint | None = None,
     ) -> None:
         """Create the checkpointer of one rank.
 
-        `shared`: values that all ranks share. `joins`: this worker replaces another in a running
-        generation. `begun_at`: the checkpoint that this worker was restored from, if any.
+        `shared`: values that all ranks share. `absent`: of the ranks without a worker. `joins`:
+        this worker replaces another in a running generation. `begun_at`: the checkpoint that this
+        worker was restored from, if any.
         """
         self._settings = settings
-        self._seat = seat
+        self._seat = groups.seat
         self._groups = groups
         self._status = status
         self._owner = owner
         self._shared = shared
+        self._absent = absent
         self._joins = joins
         self._begun_at = begun_at
         self._lineage: Lineage | None = None
         self._root = Path(settings.checkpoints or f"{settings.run_dir}/checkpoints")
         self._driver: SaveDriver | None = None
-        self._reserved = False
+        self._reserved = self._reports = False
         self._origin: dict[str, str] = {}
         self._generation = 0  # of the last comparison of tables
         self._copied: _CopiedSave | None = None
@@ -156,50 +144,66 @@ class RunCheckpointer:
         rank_specific = rank_buffers(state) if protected.local.has_replicas else content.tensors
         prepared = True
         try:
-            prepared = self._prepare(content, rank_specific)
-            if self._seat == 0:
+            prepared = self._prepare(content, rank_specific, is_staged=bool(protected.pipeline))
+            if self._absent.leads:
                 place, parent, base = self._next(place)
         except (CorruptionError, StorageError, UsageError) as error:
             failure = str(error)
-        ready = self._driver is not None and self._driver.engine.ready
-        answers = self._agree(_SaveProposal(failure, ready, propose, place, parent, base))
-        place = answers[0].place
-        failures = [
-            f"rank {rank}: {answer.failure}"
-            for rank, answer in enumerate(answers)
-            if answer.failure
-        ]
-        every = answers[0].every
+        ready = self._driver is not None and self._driver.is_ready
+        packed = slot.pack() if self._absent.is_place else b""
+        mine = SaveProposal(failure, ready, propose, place, parent, base, packed)
+        answers = self._absent.agree(mine)
+        failures = self._absent.failures(answers)
+        _, _, every, place, parent, base, _ = msgspec.structs.astuple(answers[0])
+        if not answers[0].failure:  # rank 0 may be absent at the next save, or back
+            self._lineage = Lineage(place.line, base, place.directory, place.position)
         # After a failure all ranks compare again, since a rank that failed alone would wait alone.
         self._generation = 0 if failures else status.generation
-        if failures:
+        if failures and self._absent.leads:
             self._report_failure(place, "; ".join(failures))
-        elif to_disk or all(answer.ready for answer in answers):
-            assert self._driver is not None
-            part = RankPart(
-                msgspec.structs.replace(slot, every=every).pack(),
-                protected.reducers.states(),
-                dict(self._shared),
-            )
+        elif not failures and (to_disk or all(answer.ready for answer in answers)):
+            driver = self._reporting_driver()
+            slots = {self._seat: slot} | self._absent.slots(answers)
+            parts = self._pack_parts(protected, slots, every)
             if to_disk:
                 self._flushing[place] = 0.0  # before its outcome can arrive
-            self._driver.save(
+            driver.save(
                 SaveRequest(
                     place,
                     content.tensors,
                     shared=content.shared,
-                    own=part.pack(),
+                    own=parts.pop(self._seat),
                     origin=self._origin,
                     parent=parent,
                     base=base,
                     rank_specific=rank_specific,
                     to_disk=to_disk,
                     faults=faults,
-                )
+                ),
+                parts,
             )
             self._copied = _CopiedSave(place, begin_s, prepared)
             self._owner.copied(place, content)
         return every
+
+    def _pack_parts(
+        self, protected: ProtectedState, slots: Mapping[int, ProgressSlot], every: Intervals
+    ) -> dict[int, bytes]:
+        """Return the parts with these slots, by rank."""
+        ddp, shared = protected.reducers.states(), dict(self._shared)
+        packed = {
+            rank: msgspec.structs.replace(each, every=every).pack() for rank, each in slots.items()
+        }
+        return {rank: RankPart(slot, ddp, shared).pack() for rank, slot in packed.items()}
+
+    def _reporting_driver(self) -> SaveDriver:
+        """Return the driver, whose outcomes are reported at once where this rank leads."""
+        assert self._driver is not None
+        if self._absent.leads and not self._reports:
+            self._reports = True
+            report = partial(self._report_outcomes, self._driver)
+            threading.Thread(target=report, name="outlast-saves", daemon=True).start()
+        return self._driver
 
     def reserve(self, protected: ProtectedState) -> None:
         """Allocate the memory for saves in the background, before the first one.
@@ -222,22 +226,26 @@ class RunCheckpointer:
             return (DiskFault("ENOSPC", step="write"),)
         return ()
 
-    def _prepare(self, content: StateContent, rank_specific: Collection[str]) -> bool:
+    def _prepare(
+        self, content: StateContent, rank_specific: Collection[str], *, is_staged: bool
+    ) -> bool:
         """Do what can fail on one rank alone, before the ranks agree to copy.
 
         Return whether this took more than it usually does.
         """
         anew = self._status.generation != self._generation
         try:
+            self._absent.check(content.tensors, is_staged=is_staged)
             driver = self._driver or self._start()
             if not self._origin:
                 self._origin = author()  # by the first save the script has set up everything
         except StorageError as error:
-            agreed_plan.refuse(str(error), self._groups.gather_bytes)  # others wait to compare
+            agreed_plan.refuse(str(error), self._absent.exchange)  # others wait to compare
             raise
         if anew:
-            driver.engine.agree_anew()  # a new rank has not compared its table yet
-        driver.engine.prepare(content.tensors, len(content.shared) + _RANK_BYTES, rank_specific)
+            driver.agree_anew()  # a new rank has not compared its table yet
+        size_bytes = len(content.shared) + _RANK_BYTES
+        driver.prepare(content.tensors, size_bytes, rank_specific, self._absent.ranks)
         return anew
 
     def _next(self, place: SavePoint) -> tuple[SavePoint, str, str]:
@@ -246,17 +254,12 @@ class RunCheckpointer:
             self._lineage = lineage_of(Folder(self._root), None if self._joins else self._begun_at)
         return self._lineage.go_on(place.step, place.n, place.attempt)
 
-    def _agree(self, mine: _SaveProposal) -> list[_SaveProposal]:
-        answers = self._groups.gather_bytes(msgspec.msgpack.encode(mine))
-        return [msgspec.msgpack.decode(answer, type=_SaveProposal) for answer in answers]
-
     def complete(self) -> None:
         """Report a copy in memory: the phase is complete, and every rank has copied its part."""
         copied, self._copied = self._copied, None
-        if not copied or not self._driver:
-            return
-        self._driver.engine.complete()
-        if self._seat != 0:
+        if copied and self._driver:
+            self._driver.complete()
+        if not (copied and self._absent.leads):
             return
         blocked_s = 0.0 if copied.prepared else time.monotonic() - copied.begin_s
         place = copied.place
@@ -314,14 +317,10 @@ class RunCheckpointer:
                 job=settings.run,
                 save_s=settings.limits.save_s,
             ),
-            self._groups.gather_bytes,
+            self._absent.exchange,
             keeper,
             self,
         )
-        if self._seat == 0:
-            threading.Thread(
-                target=self._report_outcomes, args=(driver,), name="outlast-saves", daemon=True
-            ).start()
         return driver
 
     def _is_needed(self, place: SavePoint | None) -> bool:
@@ -352,11 +351,12 @@ class RunCheckpointer:
         self._lacks_copies = bool(outcome.error)
 
     def save_ended(self, outcome: Outcome) -> None:
-        """Report a save's last outcome to the controller; rank 0 reports for all."""
+        """Report a save's last outcome to the controller; rank 0's part reports for all."""
         place = outcome.place
-        if self._seat != 0:
+        is_rank_0 = self._driver is not None and self._driver.rank_of(outcome.save) == 0
+        if not (is_rank_0 or self._absent.leads):
             self._flushing.pop(place, None)
-        if outcome.kind in ("failed", "skipped"):
+        if outcome.kind in ("failed", "skipped") and is_rank_0:
             self._report_failure(place, outcome.error)
         if outcome.kind != "committed":
             return
@@ -384,7 +384,7 @@ class RunCheckpointer:
         )
 
     def _report_failure(self, place: SavePoint, error: str) -> None:
-        if self._seat != 0 or place in self._refused:
+        if place in self._refused:
             return
         self._flushing.pop(place, None)
         self._owner.send(messages.SaveFailed(n=place.n, step=place.step, error=error))

@@ -30,6 +30,7 @@ from outlast.worker.controller_link import ControllerLink, StandaloneControl
 from outlast.worker.copied_shards import CopiedShards
 from outlast.worker.groups import GroupRegistry, prove_groups, warn_if_untried
 from outlast.worker.injected_faults import InjectedFaults
+from outlast.worker.phases.absent_parts import AbsentParts
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery, partners_of
 from outlast.worker.script.value_paths import identities
@@ -50,6 +51,7 @@ class WorkerPorts:
     faults: InjectedFaults
     groups: GroupRegistry
     recovery: WorkerRecovery
+    absent_parts: AbsentParts
     link: ControllerLink | StandaloneControl
     status: WorkerStatus
     phases: PhaseRunner
@@ -137,7 +139,9 @@ class WorkerPorts:
         self.protected_state().adopt(state)
 
     def connect_partners(self, body: messages.Connect) -> None:
-        """Exchange this rank's own state with its partners on other hosts. Raises GroupError."""
+        """Exchange this rank's own state with its partners on other hosts, and take over the parts
+        of absent ranks in saves. Raises GroupError."""
+        self.absent_parts.learn(body)
         self.phases.slots.connect_partners(body.generation, partners_of(self.seat, body))
 
     def generation_opened(self, step: int) -> None:
@@ -183,14 +187,14 @@ class WorkerPorts:
                 self.send(messages.GroupsUsed(use=use))
 
     def refuses_save(self) -> bool:
-        """Return whether no checkpoint is made, since ranks are absent; the first one that is not
-        reports that."""
-        presence, status = self.groups.presence, self.status
-        if presence.absent and self.seat == presence.of(range(self.world))[0]:
-            ranks = ", ".join(map(str, sorted(presence.absent)))
-            text = f"rank {ranks} is absent, and a checkpoint has the state of all ranks"
+        """Return whether no checkpoint is made, since nobody can write the parts of absent ranks;
+        the first rank that is present reports that."""
+        missing, status = self.absent_parts.without_deputy(), self.status
+        if missing and self.absent_parts.is_first:
+            ranks = ", ".join(map(str, missing))
+            text = f"rank {ranks} is absent, and no other rank can write its part of a checkpoint"
             self.send(messages.SaveFailed(n=status.n, step=status.step, error=text))
-        return bool(presence.absent)
+        return bool(missing)
 
     def rehearsed(self) -> set[str]:
         """Return the keys of the functions that this worker has rehearsed."""

@@ -31,14 +31,11 @@ from outlast.worker.controller_link import (
     end_process,
 )
 from outlast.worker.copied_shards import CopiedShards
-from outlast.worker.groups import (
-    GroupRegistry,
-    is_caused_by_transport,
-    register,
-)
+from outlast.worker.groups import GroupRegistry, is_caused_by_transport, register
 from outlast.worker.groups import SetupRecord as GroupRecord
 from outlast.worker.groups.rendezvous import Mailbox
 from outlast.worker.injected_faults import InjectedFaults, spare_number
+from outlast.worker.phases.absent_parts import AbsentParts
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.returned_rank import merged_slots
@@ -84,6 +81,7 @@ class WorkerProcess(WorkerPorts):
             copy_s=self.limits.transfer_s,
             interface=gloo_interface(),
         )
+        self.absent_parts = AbsentParts(self.groups)
         self.status = WorkerStatus(self.page, self.try_send, self.groups.sever)
         self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
         self.signals = JobSignals(
@@ -225,11 +223,11 @@ class WorkerProcess(WorkerPorts):
             self.place.every = first_intervals(settings)
         self.saver.checkpointer = RunCheckpointer(
             settings,
-            self.seat,
             self.groups,
             self.status,
             self,
             self.shared_values.known,
+            absent=self.absent_parts,
             joins=not first,
             begun_at=begun_at,
         )

@@ -22,7 +22,8 @@ class Samples(Dataset):
         return 90
 
     def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
-        return index, torch.full((6,), index / 90) + 0.1 * torch.randn(6)
+        noise = 0.0 if args.kind == "plain" else 0.1
+        return index, torch.full((6,), index / 90) + noise * torch.randn(6)
 
 
 parser = argparse.ArgumentParser()
@@ -31,14 +32,19 @@ parser.add_argument("--out", type=Path)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--pace", type=float, default=0.0, help="seconds a step")
 parser.add_argument("--steps", type=int, help="in place of epochs")
+parser.add_argument("--gate", type=Path, help="made at step 2: workers wait while it is there")
 parser.add_argument("--kind", default="", help="what the job does that others do not")
 args = parser.parse_args()
 args.out = args.out or args.folder
 args.out.mkdir(exist_ok=True)
 
+while args.gate and args.gate.exists():
+    threading.Event().wait(0.02)
 session = outlast.init()
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 3))
+model = nn.Sequential(
+    nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.0 if args.kind == "plain" else 0.1), nn.Linear(16, 3)
+)
 model = nn.parallel.DistributedDataParallel(model)
 torch.manual_seed(100 + session.rank)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -78,6 +84,8 @@ with (args.out / f"{session.rank}.{os.getpid()}.jsonl").open("a") as samples:
     for batch in session.batches(loader, **ends):
         threading.Event().wait(args.pace)
         step = session.step_index
+        if args.gate and step == 2:
+            args.gate.touch()
         losses.append(session.run(train_step, batch))
         line = [step, session.rank, batch[0].tolist(), session.present]
         samples.write(json.dumps([*line, session.is_idle]) + "\n")

@@ -61,6 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pace", type=float, default=0.0, help="seconds a step")
     parser.add_argument("--kind", default="hsdp", help="hsdp, tensor, or what needs all ranks")
     parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--gate", type=Path, help="made at step 2: workers wait while it is there")
     parser.add_argument("--clip", type=float, default=0.0)
     args = parser.parse_args()
     args.out = args.out or args.folder
@@ -71,6 +72,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Train."""
     args = arguments()
+    while args.gate and args.gate.exists():
+        threading.Event().wait(0.02)
     session = outlast.init()
     size = session.world_size // args.replicas
     mesh = init_device_mesh("cpu", (args.replicas, size), mesh_dim_names=("replicate", "shard"))
@@ -116,6 +119,8 @@ def main() -> None:
         for batch in session.batches(loader, epochs=args.epochs):
             threading.Event().wait(args.pace)
             step = session.step_index
+            if args.gate and step == 2:
+                args.gate.touch()
             losses.append(session.run(train_step, batch))
             line = [step, session.rank, batch[0].tolist(), session.present]
             samples.write(json.dumps([*line, session.is_idle, losses[-1]]) + "\n")

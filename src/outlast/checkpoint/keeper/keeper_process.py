@@ -74,7 +74,7 @@ class KeeperProcess:
         self._last_due = 0.0
         self._committer = CommitThread()
         self._writer = PartWriter(self._committer)
-        self._peers = len(setup.peers)
+        self._peers, self._rank = len(setup.peers), setup.rank
         self._sender = ReplicaSender(
             setup.peers, setup.token, setup.rank, setup.group, setup.peers_bytes_per_s
         )
@@ -275,7 +275,11 @@ class KeeperProcess:
                 return
             self._versions[order.arena] = kept
             shard = memory.view[: manifest.size_bytes]
-            if self._peers:
+            if self._peers and self._parities and manifest.rank != self._rank:
+                why = f"rank {manifest.rank} is absent, so that its part has no parity"
+                place = manifest.place
+                stream.send(Outcome(save=order.save, place=place, kind="copied", error=why))
+            elif self._peers:
                 self._sender.add(SentVersion(order, memory, frame.stamp, report, on_digested))
             if not order.to_disk:
                 stream.send(Outcome(save=order.save, place=manifest.place, kind="held"))

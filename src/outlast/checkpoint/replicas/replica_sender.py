@@ -59,6 +59,7 @@ class SentVersion:
         self._begun = time.monotonic()
         self.due = self._begun + COPY_S + manifest.size_bytes / BYTES_PER_S_MIN
         self._order, self._arena, self._stamp = order, arena, stamp
+        self.rank = manifest.rank
         self._view: memoryview | None = arena.view[: manifest.size_bytes]  # keeps the memory
         self._report = report
         self._on_digested = on_digested
@@ -218,7 +219,7 @@ class _PeerThread:
     ) -> None:
         self._peer, self._token, self._pace = peer, token, pace
         self._group, self._holder = group, holder
-        self._waiting: SentVersion | None = None
+        self._waiting: dict[int, SentVersion] = {}  # by rank: its own, and absent ones
         self._stopped = False
         self._links: list[KeeperLink] = []
         self._change = threading.Condition()
@@ -227,7 +228,8 @@ class _PeerThread:
 
     def add(self, version: SentVersion) -> None:
         with self._change:
-            skipped, self._waiting = self._waiting, version
+            skipped = self._waiting.pop(version.rank, None)
+            self._waiting[version.rank] = version
             self._change.notify_all()
         if skipped:
             skipped.peer_done(is_held=False)
@@ -243,9 +245,9 @@ class _PeerThread:
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._waiting or self._stopped)
-                version, self._waiting = self._waiting, None
-                if self._stopped or not version:
+                if self._stopped:
                     return
+                version = self._waiting.pop(next(iter(self._waiting)))
             is_held, error = False, ""
             try:
                 self._send(version)

@@ -312,6 +312,14 @@ class ArenaSlots:
         """Return whether the next save would wait."""
         return bool(self._slots) and self._slots[0].busy
 
+    def release(self) -> bool:
+        """Release all slots and their versions, unless one is busy; return whether it has."""
+        if any(slot.busy for slot in self._slots):
+            return False
+        while self._slots:
+            self._drop(self._slots.pop())
+        return True
+
     def join(self) -> None:
         """Wait until the reserved arenas are created."""
         if self._making:

@@ -64,10 +64,18 @@ class SaveEngine:
 
     read = staticmethod(fill_tensors)
 
-    def __init__(self, settings: SaveSettings, exchange: Exchange, keeper: KeeperClient) -> None:
+    def __init__(
+        self,
+        settings: SaveSettings,
+        exchange: Exchange,
+        keeper: KeeperClient,
+        *,
+        first_save: int = 1,
+    ) -> None:
         """Create the engine.
 
-        `exchange` returns every rank's message, in order of rank, and has a deadline.
+        `exchange` returns every rank's message, in order of rank, and has a deadline. `first_save`:
+        number of its first save, where several engines share a keeper.
         """
         self._settings = settings
         self._root = str(settings.root.absolute())
@@ -76,7 +84,7 @@ class SaveEngine:
         self._keeper = keeper
         self._read_back = True
         self._untrained = Untrained()
-        self._saves = 0
+        self._saves = first_save - 1
         self._planned: PlannedSave | None = None
         self._slots = ArenaSlots(keeper, settings.arenas, settings.save_s, settings.when_busy)
         self._cuda: torch.device | None = None
@@ -206,6 +214,10 @@ class SaveEngine:
     def agree_anew(self) -> None:
         """Make all ranks compare tables at the next save, as a new rank does. All call it."""
         self._planned = None
+
+    def release(self) -> bool:
+        """Release the memory of its versions; return whether that was possible."""
+        return self._slots.release()
 
     def complete(self) -> None:
         """Release versions of earlier trainers, after every rank has copied the last save."""

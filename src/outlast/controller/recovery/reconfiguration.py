@@ -18,6 +18,7 @@ from outlast.controller.controller_state import (
 from outlast.controller.inputs import DecisionMade, Opened
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.recovery import incident_response, partner_slots, shrinking
+from outlast.controller.recovery.deputies import deputies_of, rank_0
 from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
 
@@ -252,6 +253,9 @@ def connect_frame(
 ) -> messages.Connect:
     """Return the message that makes these workers connect. `partners`: by rank."""
     progress = turn.state.progress
+    workers = tuple(workers)
+    deputies, ours = deputies_of(turn.state), {worker.seat for worker in workers}
+    own_slots = shrinking.slots_of_absent(turn.state) if deputies else {}
     return messages.Connect(
         generation=progress.generation,
         n=progress.n,
@@ -264,6 +268,8 @@ def connect_frame(
         ),
         absent=progress.absent,
         units=turn.state.units.units,
+        deputies=tuple(deputies.items()),
+        slots={seat: own for seat, own in own_slots.items() if deputies.get(seat) in ours},
     )
 
 
@@ -369,7 +375,7 @@ def repeat_request(turn: ControllerTurn, worker: WorkerRecord) -> None:
         turn.send(worker, connect_frame(turn, partner_slots.partners_of(state), [worker]))
     elif state.mode == "open":
         turn.send(worker, open_frame(turn))
-        if worker.seat == 0:
+        if worker.seat == rank_0(state):
             interval_updates.send_intervals(turn, again=True)
     elif state.mode == "stopping" and state.ending.result is not None:
         turn.send(

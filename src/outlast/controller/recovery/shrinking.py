@@ -178,10 +178,24 @@ def returning_slots(
     """Return the slots for a rank that comes back before phase n+1: those of another rank, and its
     own newest ones of when it left, under other names. Without any, its generators are seeded with
     `seed`: equally in its unit, whose ranks may have to draw the same numbers."""
+    own = {f"{left_prefix(n)}{key}": value for key, value in _own_slots(known, seed).items()}
+    return {**slots, **own}
+
+
+def _own_slots(known: dict[str, bytes], seed: int) -> dict[str, bytes]:
+    """Return the newest slots of when a rank left, by their own names; without any, the seed."""
     before = {key: value for key, value in known.items() if key.startswith("left:")}
-    own = {f"{left_prefix(n)}{key.split(':', 2)[2]}": value for key, value in before.items()}
-    own = own or {f"{left_prefix(n)}{key}": value for key, value in known.items()}
-    return {**slots, **(own or {left_prefix(n): b"%d" % seed})}
+    own = {key.split(":", 2)[2]: value for key, value in before.items()} or dict(known)
+    return own or {"": b"%d" % seed}
+
+
+def slots_of_absent(state: ControllerState) -> dict[int, dict[str, bytes]]:
+    """Return by absent rank what it would come back with of its own, for its deputy."""
+    slots, found = state.members.abandoned_slots, dict[int, dict[str, bytes]]()
+    for unit in absent_units(state):
+        for seat, known in _common_slots(unit, slots).items():
+            found[seat] = _own_slots(known, unit[0])
+    return found
 
 
 def return_units(
@@ -194,11 +208,18 @@ def return_units(
     """Give ranks that come back before phase n+1 their slots. The ranks of a unit begin with those
     that all of them have left: ranks that draw the same numbers go on at the same place."""
     for unit in units_of(state.world, state.units.units).closure(back):
-        common = set[str].intersection(*(_own_keys(slots[seat]) for seat in unit))
-        for seat in unit:
+        for seat, known in _common_slots(unit, slots).items():
             place = template(state, survivors, seat, n)
-            known = {key: slots[seat][key] for key in sorted(common, reverse=True)}
             slots[seat] = returning_slots(known, place, n, unit[0])
+
+
+def _common_slots(
+    unit: Sequence[int], slots: Mapping[int, dict[str, bytes]]
+) -> dict[int, dict[str, bytes]]:
+    """Return by rank of a unit those of its slots that all ranks of the unit have left."""
+    common = set[str].intersection(*(_own_keys(slots.get(seat, {})) for seat in unit))
+    keys = sorted(common, reverse=True)
+    return {seat: {key: slots[seat][key] for key in keys} for seat in unit}
 
 
 def _own_keys(slots: Mapping[str, bytes]) -> set[str]:

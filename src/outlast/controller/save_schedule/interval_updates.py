@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from outlast import events
 from outlast.config import AUTO
 from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
+from outlast.controller.recovery.deputies import rank_0
 from outlast.controller.save_schedule.save_intervals import NEVER_S, Schedule, decide, explain
 from outlast.controller.save_schedule.save_tiers import (
     IntervalBounds,
@@ -86,10 +87,11 @@ def record_opened(turn: ControllerTurn) -> None:
 
 
 def send_intervals(turn: ControllerTurn, *, again: bool = False) -> None:
-    """Send new intervals to seat 0's worker; `again`: repeat them, since a frame may be lost."""
+    """Send new intervals to the worker of rank 0, or of its deputy; `again`: repeat them, since a
+    frame may be lost."""
     state = turn.state
     intervals = state.intervals
-    worker = state.occupant(0)
+    worker = state.occupant(rank_0(state))
     if intervals.schedule is None or worker is None or worker.hello is None or worker.killed_ns:
         return
     memory, disk = _intervals(intervals.schedule, state.policy)

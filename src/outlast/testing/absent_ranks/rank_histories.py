@@ -98,7 +98,8 @@ class RankHistories:
         self._shares: dict[int, dict[int, TrainedShare]] = {}  # by phase and rank
         self.absent: dict[int, frozenset[int]] = {}  # by generation
         self._kept: dict[int, dict[str, bytes]] = {}  # slots that absent ranks have left
-        self.returns = 0  # ranks that have come back
+        self.returns = 0  # ranks that have come back between two steps
+        self.restores = 0  # ranks that have come back by a restart from a checkpoint without them
 
     def own(self, seat: int, n: int) -> int:
         """Return the rank's own state before phase n+1."""
@@ -113,6 +114,23 @@ class RankHistories:
         self.returns += 1
         kept = [one for one in self._chains[seat] if one[0] < n]
         self._chains[seat] = [*kept, (n, [own])]
+
+    def part_of(self, rank: int, unit: Iterable[int], last: int | None, other: int) -> int:
+        """Return the own state of an absent rank of a unit for a checkpoint. `last`: the newest
+        that it has left, as its deputy has it; `other`: of the rank at whose place it comes
+        back."""
+        kinds = (":before:", ":after:")
+        keys = ({key for key in self._kept[each] if "result:" not in key} for each in unit)
+        has_left = any(kind in f":{key}" for key in set.intersection(*keys) for kind in kinds)
+        if last not in self._known[rank] if last is not None else has_left:
+            self._fail(f"the deputy of rank {rank} saves own state that is not its own")
+        return mix(other, rank, 5) if last is None else last
+
+    def begin_from_part(self, seat: int, n: int, own: int) -> None:
+        """Let a rank begin before phase n+1 from the part that its deputy has saved."""
+        self.come_back(seat, n, own)
+        self.returns -= 1
+        self.restores += 1
 
     def decide(self, entry: inputs.DecisionMade) -> None:
         """Record a decision: phases behind its place count no more."""

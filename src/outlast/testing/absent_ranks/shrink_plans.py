@@ -37,8 +37,20 @@ def draw_shrink_plan(seed: int) -> FaultPlan:
     takes_over = dice.random() < 0.6
     plan = draw_takeover_plan(seed) if takes_over else draw_plan(seed)
     plan = plan._replace(bug_at=-1, attempts_max=1000, waits=False, early=False)
-    plan = _draw_storm(dice, plan) if dice.random() < 0.8 else _draw_any(dice, plan)
+    if dice.random() < 0.8:
+        plan = _with_restart(dice, _draw_storm(dice, plan))
+    else:
+        plan = _draw_any(dice, plan)
     return _in_units(random.Random(f"units {seed}"), plan)
+
+
+def _with_restart(dice: random.Random, plan: FaultPlan) -> FaultPlan:
+    """Lose all workers, in some plans, perhaps behind a checkpoint without ranks."""
+    if dice.random() > 0.3:
+        return plan
+    begin_s = min(time_s for time_s, _ in plan.timed)
+    timed = (*plan.timed, (begin_s + dice.uniform(3.0, 14.0), "all"))
+    return plan._replace(timed=timed, checkpoint_every=dice.choice((1, 1, 3)))
 
 
 def _in_units(dice: random.Random, plan: FaultPlan) -> FaultPlan:

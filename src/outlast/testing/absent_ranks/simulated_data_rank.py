@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,6 +13,7 @@ from outlast.testing.absent_ranks.rank_histories import (
     TrainedShare,
     data_of,
     merge_slots,
+    newest_own,
     own_of,
     own_tail,
 )
@@ -35,6 +37,8 @@ class DataProcess(PartnerProcess):
         self.data: SimData | None = None
         self.units: Units = ()  # of ranks that leave together
         self._before_n = -1  # of the newest slot `before`
+        self.deputies: dict[int, int] = {}  # by absent rank
+        self.last_own: dict[int, int | None] = {}  # own state of the absent ranks of this deputy
 
     @property
     def step(self) -> int:
@@ -97,6 +101,11 @@ class DataProcess(PartnerProcess):
 
     def take_first_place(self, checkpoint: messages.Checkpointed | None) -> None:
         """Take the own state and the place in the data of a start."""
+        part = None
+        if checkpoint is not None:
+            part = self.cluster.shelf.part(checkpoint, self.seat)
+        if part is not None:
+            self.ledger.histories.begin_from_part(self.seat, self.n, part)
         self.own = self.ledger.own(self.seat, self.n)
         self.data = self.cluster.new_data(self.seat)
         if self.data is not None and checkpoint is not None:
@@ -186,7 +195,29 @@ class DataProcess(PartnerProcess):
         self.data.go_on()
         self.point("tail")
 
-    def refuse_save(self) -> None:
-        """Report that no checkpoint is made while ranks are absent."""
-        error = f"ranks {sorted(self.absent)} are absent"
-        self.say(messages.SaveFailed(n=self.n, step=self.step, error=error))
+    # --- checkpoints while ranks are absent ---
+
+    def connect_partners(self, body: messages.Connect) -> None:
+        """Connect partners, and become the deputy of absent ranks."""
+        super().connect_partners(body)
+        self.deputies = dict(body.deputies)
+        ranks = [rank for rank, deputy in self.deputies.items() if deputy == self.seat]
+        if not {*ranks} <= body.slots.keys():
+            self.ledger.fail(f"{self.name} has the slots of {[*body.slots]}, not those of {ranks}")
+        self.last_own = {rank: newest_own(body.slots[rank]) for rank in ranks}
+
+    def save(self) -> None:
+        """Save a checkpoint, with the parts of absent ranks."""
+        if without := self.absent - self.deputies.keys():
+            error = f"ranks {sorted(without)} are absent"
+            self.say(messages.SaveFailed(n=self.n, step=self.step, error=error))
+            return
+        assert self.mesh is not None
+        parts: dict[int, int] = {}
+        for rank, deputy in self.deputies.items():
+            last = self.mesh.members[deputy].last_own[rank]
+            unit = next((unit for unit in self.units if rank in unit), (rank,))
+            parts[rank] = self.ledger.histories.part_of(rank, unit, last, self.own)
+        self.cluster.shelf.keep_parts(self.n, f"g{self.opened}", parts)
+        self.say(self.stage())
+        self.soon(0.001, 0.5, partial(self.write_checkpoint, self.n, self.opened))

@@ -29,15 +29,19 @@ def merged_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, byt
     own_slots, others = parted_slots(slots, n)
     if not own_slots:
         return others
-    own = _random_of(own_slots)
-    seed = int(own_slots.get("") or rank)
     merged: dict[str, bytes] = {}
     for key, value in others.items():
         if key.startswith("result:"):
             merged[key] = value
         else:
-            merged[key] = _with_generators(ProgressSlot.unpack(value), own, seed).pack()
+            merged[key] = slot_of_absent(ProgressSlot.unpack(value), own_slots, rank).pack()
     return merged
+
+
+def slot_of_absent(slot: ProgressSlot, own_slots: Mapping[str, bytes], rank: int) -> ProgressSlot:
+    """Return the slot with which an absent rank comes back to the place of `slot`, which is of a
+    rank that is present. `own_slots`: those of when it left."""
+    return _with_generators(slot, _random_of(own_slots), int(own_slots.get("") or rank))
 
 
 def _random_of(slots: Mapping[str, bytes]) -> dict[str, Any] | None:
