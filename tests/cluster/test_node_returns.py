@@ -91,7 +91,8 @@ def test_a_node_returns_with_the_policy_of_the_run_alone(
     cluster.start_again("n2")
     code, output = cluster.end("n2")
     assert code == EXIT_USAGE
-    assert "n2: its recovery policy (--policy) is mine, digest" in output
+    assert "its recovery policy (--policy) is mine, digest" in output and "n2" in output
+    assert "nothing was started on this node" in output
     policy.write_text(before)
     cluster.start_again("n2")
     cluster.wait_for_steps(2)

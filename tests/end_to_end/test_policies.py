@@ -8,6 +8,7 @@ import pytest
 from tests.end_to_end.conftest import Outcome, Runner, same
 
 from outlast import events
+from outlast.cli.main import main
 from outlast.controller.inputs import RungTaken
 from outlast.launch.run_journal import read_journal
 
@@ -48,6 +49,17 @@ def test_exact_replaces_and_loses_nothing(runner: Runner, undisturbed: Outcome) 
     chosen = decided(outcome)
     assert (chosen.rung, chosen.rule) == ("replace", "policy exact, killed, rung 3 of 8")
     assert outcome.summary["committed_steps_lost"] == 0
+
+
+def test_a_proposed_policy_decides(runner: Runner, undisturbed: Outcome) -> None:
+    """What `plan advise` writes is what the controller goes by."""
+    path = runner.folder / "proposed.toml"
+    words = ("plan", "advise", "--gpus", "4096", "--failures", "50kh", "--policy-out", str(path))
+    assert main(list(words)) == 0
+    outcome = runner.run(f"--policy={path}", "--spares=1", KILL)
+    same(outcome, undisturbed)
+    chosen = decided(outcome)
+    assert (chosen.rung, chosen.rule) == ("replace", "policy proposed, killed, rung 3 of 6")
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,7 @@ def test_a_run_that_shrank_is_measured(tmp_path: Path) -> None:
     measured = measure(read_events(tmp_path))
     assert [one.kind for one in measured.failures] == ["killed", "killed"]
     assert {"shrink", "regrow"} <= measured.rungs_s.keys()
+    assert measured.rungs_s["respawn"] == pytest.approx((3.7, 3.7), abs=0.05), "from the loss on"
     assert measured.step_s == pytest.approx(0.1, rel=0.02)
     assert measured.step_shares[1] == pytest.approx(0.9 / 0.75, rel=0.1)
     assert told.rungs == {"shrink": 2, "regrow": 2}

@@ -39,7 +39,7 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `--json`. `figure` is "" where matplotlib is missing."""
 
     version: int = 1
-    comparison: RunComparison
+    comparison: TwinComparison
     disturbed: RunSummary
     undisturbed: RunSummary
     figure: str
@@ -213,7 +213,7 @@ def _share(part: float | None) -> str:
     return "" if part is None else percentage(part)
 
 
-class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
+class TwinComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of a disturbed run with its twin; pairs are (disturbed, undisturbed).
 
     `loss_difference_max` is infinite where a loss is missing on one side.
@@ -256,11 +256,11 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
         return same and self.none_lost and self.all_struck
 
 
-def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> RunComparison:
+def compare(disturbed: Path, undisturbed: Path, *, faults: int) -> TwinComparison:
     """Compare the run in `disturbed`, in which `faults` were injected, with its twin."""
     ours, theirs = reported_losses(disturbed), reported_losses(undisturbed)
     summaries = summarise(disturbed), summarise(undisturbed)
-    return RunComparison(
+    return TwinComparison(
         steps=(summaries[0].steps or 0, summaries[1].steps or 0),
         losses=(len(ours), len(theirs)),
         loss_difference_max=difference_max(ours, theirs),

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from outlast import events
 from outlast.cli.bench.kill_schedule import PlannedKill
 from outlast.cli.bench.strategy_runs import (
+    BY_POLICY,
     STRATEGIES,
     BenchJob,
     StrategyResult,
+    compare_batches,
     judge,
     predict,
+    trained_batches,
 )
 from outlast.cli.main import main
 from outlast.plan.answers.policy_trial import MeasuredJob
+from outlast.telemetry.event_store import DIRECTORY
+from outlast.telemetry.segment_files import SegmentWriter
 
 JOB = BenchJob(world=4, steps=600, every=50, notice_s=5.0)
 KILLS = (PlannedKill(at_s=7.0, rank=1), PlannedKill(at_s=31.0, rank=2))
@@ -94,6 +101,98 @@ def test_a_race_of_one_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads((folder / "schedule.json").read_bytes())["kills"][0]["rank"] == 2
     assert (folder / "figure.svg").read_text().startswith("<?xml")
     assert set(report["not_run"]) <= {"torchft"}
+
+
+@pytest.mark.process
+@pytest.mark.extended
+def test_ranks_leave_in_a_race_and_each_sample_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its runs are ingested, and policies are tried on their failures."""
+    pytest.importorskip("polars", reason="lakes are tables: pip install 'outlast[fleet]'")
+    schedule = tmp_path / "mine.json"
+    kills = [{"at_s": 3, "rank": 2}, {"at_s": 3.2, "rank": 0}]
+    text = json.dumps({"seed": 0, "every_s": 4, "world": 4, "kills": kills})
+    schedule.write_text(text)
+    folder = tmp_path / "race"
+    words = ["bench", "--run-dir", str(folder), "--steps", "60", "--schedule", str(schedule)]
+    assert main([*words, "--strategy", "elastic", "--json"]) == 0
+    plain, elastic = json.loads(capsys.readouterr().out)["results"]
+    assert plain["weights"] == "equal"
+    assert elastic["weights"] == BY_POLICY and elastic["kills"]["killed"] >= 1
+    assert elastic["rungs"]["shrink"] >= 1 and elastic["rungs"]["regrow"] >= 1
+    assert elastic["samples_lost"] == elastic["samples_repeated"] == elastic["steps_redone"] == 0
+    assert elastic["loss_difference_max"] > 0
+    assert elastic["predicted"] and (elastic["verdict"] == "inside" or elastic["why"])
+    batches = trained_batches(folder / "elastic")
+    assert set(batches.values()) == {1} and batches.total() == 60 * 4
+    lake = str(tmp_path / "lake")
+    assert main(["fleet", "ingest", lake, str(folder / "elastic")]) == 0
+    capsys.readouterr()
+    tried = ["policy", "try", "--lake", lake, "--json", "--policy", "torchft-like"]
+    assert main(tried) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["policy"] for one in found["trials"]] == ["torchft-like", "default"]
+    assert found["trials"][0]["rungs"]["shrink"] >= 1
+
+
+@pytest.mark.process
+@pytest.mark.extended
+def test_torchft_is_raced_where_it_is_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchft", reason="pip install torchft")
+    schedule = tmp_path / "mine.json"
+    schedule.write_text(
+        '{"seed":0,"every_s":4,"world":4,"kills":[{"at_s":3,"rank":2},{"at_s":20,"rank":1}]}'
+    )
+    words = ["bench", "--run-dir", str(tmp_path / "race"), "--steps", "60", "--schedule"]
+    assert main([*words, str(schedule), "--strategy", "torchft", "--json"]) == 0
+    _, torchft = json.loads(capsys.readouterr().out)["results"]
+    assert torchft["outcome"] == "done" and torchft["kills"]["killed"] >= 1
+    assert torchft["weights"] == BY_POLICY and torchft["predicted"] is None
+    assert torchft["samples_lost"] >= 0 and "no prediction" in torchft["why"]
+
+
+def test_batches_are_compared_by_what_they_hold() -> None:
+    expected = Counter({1.0: 1, 2.0: 1, 3.0: 1})
+    assert compare_batches(Counter({1.0: 1, 2.0: 2}), expected) == (1, 1)
+    assert compare_batches(expected, expected) == (0, 0)
+
+
+def test_a_batch_of_a_refused_attempt_does_not_count(tmp_path: Path) -> None:
+    """Rank 1 leaves inside step 2; its batch is dealt to rank 0 in step 3. Rank 2 dies behind the
+    commit of step 2, without an event of its own."""
+    writer = SegmentWriter(tmp_path / DIRECTORY, "bench")
+
+    def report(t_ns: int, seat: int, step: int, batch: int) -> events.AnyEvent:
+        values = {"loss": 1.0, "batch": float(batch)}
+        return events.Metrics(t_ns=t_ns, worker=f"w{seat}", seat=seat, step=step, values=values)
+
+    def done(t_ns: int, seat: int, step: int, generation: int) -> events.AnyEvent:
+        return events.PhaseDone(
+            t_ns=t_ns, worker=f"w{seat}", seat=seat, generation=generation, n=step, step=step,
+            kind="step", t_begin_ns=t_ns - 1, t_vote_ns=t_ns,
+        )  # fmt: skip
+
+    def opened(t_ns: int, generation: int) -> events.AnyEvent:
+        return events.GenerationOpened(t_ns=t_ns, incident=0, generation=generation, n=0)
+
+    for event in (
+        events.RunStarted(t_ns=1, run="r", term=1, world=3, spares=0, script="s", args=()),
+        opened(2, 1),
+        *(report(3, seat, 1, 10 + seat) for seat in range(3)),
+        *(done(4, seat, 1, 1) for seat in range(3)),
+        *(report(5, seat, 2, 20 + seat) for seat in range(3)),  # refused: rank 1 has died
+        opened(6, 2),
+        *(report(7, seat, 2, 20 + seat) for seat in (0, 2)),
+        done(8, 0, 2, 2),
+        report(9, 0, 3, 21),
+        done(10, 0, 3, 2),
+    ):
+        writer.append(events.encoder.encode(event))
+    writer.close()
+    assert trained_batches(tmp_path) == Counter([10, 11, 12, 20, 22, 21])
 
 
 @pytest.mark.parametrize(

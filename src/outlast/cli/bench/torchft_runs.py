@@ -49,7 +49,7 @@ def why_not_installed() -> str:
     if missing:
         return (
             f"not run: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-            f" (pip install {' '.join(missing)})"
+            " (pip install torchft-nightly torchdata)"
         )
     if not _lighthouse():
         return "not run: torchft is installed without its command torchft_lighthouse"
@@ -218,7 +218,7 @@ def race_torchft(
     is_done = not reason and all(times)
     return StrategyResult(
         strategy=TORCHFT.name,
-        command=f"{command} (torchft {metadata.version('torchft')})",
+        command=f"{command} ({_version()})",
         outcome="done" if is_done else "gave_up",
         reason=reason,
         finish_s=(max(map(max, times)) - max(map(min, times))) / 1e9 if is_done else None,
@@ -237,6 +237,13 @@ def race_torchft(
         cost_usd=wall_s * job.world / 3600 * price_usd,
         why=NO_BAND if is_done else f"the job did not end: {reason}",
     )
+
+
+def _version() -> str:
+    for name in ("torchft", "torchft-nightly"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"{name} {metadata.version(name)}"
+    return "torchft of an unknown version"
 
 
 def _free_port() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -242,7 +243,10 @@ def advise(
     else:
         _show_advice(advice)
     if policy_out and not json:
-        echo(f"written to {policy_out}; next: outlast policy explain --policy {policy_out}")
+        echo(
+            f"written to {policy_out}; next: outlast policy explain --policy"
+            f" {shlex.quote(str(policy_out))}"
+        )
     if path:
         from outlast.plan.figures.cost_figures import draw_tornado
 

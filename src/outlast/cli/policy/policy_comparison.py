@@ -192,31 +192,34 @@ def _on_scenario(
     )
 
 
+def _row(one: PolicyTrial) -> dict[str, str]:
+    rungs = ", ".join(f"{count} {rung}" for rung, count in one.rungs.items()) or "none"
+    band = f" ({duration(one.band_s[0])} to {duration(one.band_s[1])})" if one.band_s else ""
+    is_done = one.outcome == "done"
+    return {
+        "policy": one.policy,
+        "outcome": "" if is_done else f"{one.outcome}: {one.reason}",
+        "time": f"{duration(one.ended_s)}{band}",
+        "beyond work": duration(max(0.0, one.ended_s - one.work_s)) if is_done else "",
+        "fewer ranks": duration(one.slow_s) if one.slow_s else "",
+        "steps redone": f"{one.steps_redone:.0f}",
+        "price": f"${one.cost_usd:,.2f}" if one.cost_usd is not None else "",
+        "rungs": rungs,
+    }
+
+
 def _print(found: PolicyComparison) -> None:
     echo(found.source)
-    grid = table(
-        text_column("policy", wrap=False),
-        text_column("outcome"),
-        number_column("time"),
-        number_column("beyond work"),
-        number_column("of it for\nfewer ranks"),
-        number_column("steps redone"),
-        number_column("price"),
-        text_column("rungs"),
+    rows = [_row(one) for one in found.trials]
+    filled = [name for name in rows[0] if any(row[name] for row in rows)]
+    texts = ("policy", "outcome", "rungs")
+    columns = (
+        text_column(name, wrap=name != "policy") if name in texts else number_column(name)
+        for name in filled
     )
-    for one in found.trials:
-        rungs = ", ".join(f"{count} {rung}" for rung, count in one.rungs.items()) or "none"
-        band = f" ({duration(one.band_s[0])} to {duration(one.band_s[1])})" if one.band_s else ""
-        grid.add_row(
-            one.policy,
-            one.outcome if one.outcome == "done" else f"{one.outcome}: {one.reason}",
-            f"{duration(one.ended_s)}{band}",
-            duration(max(0.0, one.ended_s - one.work_s)) if one.outcome == "done" else "",
-            duration(one.slow_s) if one.slow_s else "",
-            f"{one.steps_redone:.0f}",
-            f"${one.cost_usd:,.2f}" if one.cost_usd is not None else "",
-            rungs,
-        )
+    grid = table(*columns)
+    for row in rows:
+        grid.add_row(*(row[name] for name in filled))
     console = Printer()
     console.print(grid)
     if found.recorded_s:
@@ -229,5 +232,8 @@ def _print(found: PolicyComparison) -> None:
         )
     for note in found.notes:
         echo(note)
-    if any(one.slow_s for one in found.trials):
-        echo("ranks would leave: this takes a data-parallel job (docs/fewer-ranks.md)")
+    if "fewer ranks" in filled:
+        echo(
+            "fewer ranks: of the time beyond work, what absent ranks cost; it is assumed that ranks"
+            " of this job can leave (docs/fewer-ranks.md)"
+        )

@@ -106,11 +106,13 @@ def _pays_to_shrink(at: BestSettings, left_out: dict[Rung, str]) -> bool:
     best = min(others, key=lambda one: one.usd)
     if fewer.usd < best.usd * (1 - TIE):
         return True
-    more = _usd(fewer.usd - best.usd) if math.isfinite(fewer.usd - best.usd) else "without an end"
-    left_out["shrink"] = (
-        f"the run would cost {more} more than with {format_count(best.spares, 'spare node')}, and"
-        " would not have the bits of an undisturbed one"
-    )
+    more_usd = fewer.usd - best.usd
+    why = f"the run would cost {_usd(more_usd)} more than with {_count(best.spares)}"
+    if not math.isfinite(more_usd):
+        why = "the run would not end"
+    elif more_usd <= best.usd * TIE:
+        why = f"the run would cost as much as with {_count(best.spares)}"
+    left_out["shrink"] = f"{why}, and would not have the bits of an undisturbed one"
     return False
 
 
@@ -200,7 +202,7 @@ def _file(here: Scenario, settings: TunedSettings, policy: ProposedPolicy) -> st
     price = here.usd_per_gpu_hour
     lines = [
         "# Proposed by `outlast plan advise`, from rates and prices. Costs are those of a failure,",
-        f"# for all {here.gpus:,} GPUs at {_usd(price)} a GPU-hour; failures:"
+        f"# for {format_count(here.gpus, 'GPU')} at {_usd(price)} a GPU-hour; failures:"
         f" {_plain(here.failures.name)}.",
         f"# To use it: outlast run --policy THIS_FILE, with {_count(policy.spares)}, a checkpoint"
         f" every {_span(settings.interval_s)} of work",

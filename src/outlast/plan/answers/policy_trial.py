@@ -19,6 +19,7 @@ from outlast.errors import UsageError
 from outlast.events import (
     AnyEvent,
     CheckpointSaved,
+    Decided,
     GenerationOpened,
     LoopBegun,
     PhaseDone,
@@ -247,6 +248,8 @@ def measure(events: Sequence[AnyEvent]) -> MeasuredJob:
     for one in found:
         if one.state == "recovered" and not one.is_request:
             rungs_s.setdefault(one.rung, []).append(_going_on_s(one, step_s))
+    if (starts_s := _starts_s(events)) and "respawn" not in rungs_s:
+        rungs_s["respawn"] = starts_s
     failures = (_failure(one, first_ns) for one in found if is_failure(one))
     loops = [event.steps for event in events if isinstance(event, LoopBegun) and event.steps]
     return MeasuredJob(
@@ -265,6 +268,18 @@ def measure(events: Sequence[AnyEvent]) -> MeasuredJob:
         failures=tuple(failure for failure in failures if failure.t_s >= 0),
         step_shares=_step_shares(steps, step_s, started.world),
     )
+
+
+def _starts_s(events: Sequence[AnyEvent]) -> list[float]:
+    """Return for how long ranks were absent: a worker was started for each meanwhile."""
+    since_ns: dict[int, int] = {}
+    found: list[float] = []
+    for event in events:
+        if isinstance(event, Decided):
+            back = since_ns.keys() - set(event.absent)
+            found += [(event.t_ns - since_ns[seat]) / 1e9 for seat in back]
+            since_ns = {seat: since_ns.get(seat, event.t_ns) for seat in event.absent}
+    return found
 
 
 def _pace_s(steps: Sequence[PhaseDone]) -> float:
