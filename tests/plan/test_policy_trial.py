@@ -101,7 +101,7 @@ def test_ranks_leave_and_come_back() -> None:
     """A kill: two pauses, and a quarter of the work less until a worker is there after 3 s."""
     trial = try_on_schedule(alone(KILL), read_policy("torchft-like"))
     assert trial.rungs == {"shrink": 1, "regrow": 1}
-    assert trial.slow_s == pytest.approx(3.0 / 4)
+    assert trial.slow_s == pytest.approx(3.0 / 4, abs=0.01)  # a save is as long as with all
     assert trial.wall_s == pytest.approx(60 + 0.6 + 0.2 + 2 * 0.7 + 3.0 / 4, abs=0.1)
     assert trial.steps_redone == 0
     respawned = try_on_schedule(alone(KILL), read_policy("elastic"))
@@ -114,16 +114,16 @@ def test_a_step_with_fewer_ranks_may_be_shorter() -> None:
     assert trial.slow_s == 0 and trial.rungs == {"shrink": 1, "regrow": 1}
 
 
-def test_no_save_is_made_while_ranks_are_absent() -> None:
-    """The workers of an hour's start come late: all restarts go back to before the kill."""
+def test_saves_go_on_while_ranks_are_absent() -> None:
+    """A restart long after the kill goes back to the newest checkpoint, not to before the kill."""
     late = {**JOB.rungs_s, "respawn": (20.0,)}
     all_lost = ScheduledFailure(t_s=20.0, kind="killed", seats=(0, 1, 2, 3), source=STORAGE)
     found = alone(KILL, all_lost, rungs_s=late)
     trial = try_on_schedule(found, read_policy("torchft-like"))
     assert trial.rungs == {"shrink": 1, "restart": 1}
-    # Of 600 steps the kill came in the 70th: the checkpoint of step 50 is the newest one.
-    done_s = 20.0 - 7.0 - 0.7
-    assert trial.steps_redone == pytest.approx((7.0 + done_s * 3 / 4) / 0.1 - 50, abs=4)
+    # The checkpoint of step 150 is the newest one: a step takes 4/3 of its time behind the kill.
+    done = (7.0 + (20.0 - 7.0 - 0.7) * 3 / 4) / 0.1
+    assert trial.steps_redone == pytest.approx(done - 150, abs=4)
 
 
 def test_several_ranks_leave_and_lost_ones_are_struck_in_vain() -> None:

@@ -261,11 +261,10 @@ class _Narrator:
         return end.now_s
 
     def _set_pace(self) -> None:
-        """Set the pace of work, and whether saves are made, by the ranks that are present."""
+        """Set the pace of work by the ranks that are present."""
         world, absent = self._job.nodes, len(self._peers.absent)
         shares = self._schedule.step_shares if self._schedule else {}
         self._progress.pace = shares.get(absent, 1.0) * world / (world - absent) if absent else 1.0
-        self._progress.can_save = not absent
 
     def _write_stage(self, result: StageResult) -> None:
         self._book.write_stage(

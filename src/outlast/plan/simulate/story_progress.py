@@ -77,7 +77,6 @@ class JobProgress:
         self._flushing: tuple[float, StagePosition] | None = None
         self.save_s = self.redo_s = self.slow_s = 0.0
         self.pace = 1.0  # seconds that a second of work takes: more while ranks are absent
-        self.can_save = True  # no checkpoint is made while ranks are absent
 
     # --- position ---
 
@@ -156,7 +155,7 @@ class JobProgress:
             return min(self._piece_s, self._left_s(self.position))
         job = self._job
         saves_s = {"memory": job.memory_cost_s, "durable": job.cost_s, "flush": job.flush_s}
-        return saves_s[self.stage] if self.can_save else 0.0
+        return saves_s[self.stage]
 
     def _end_stage(self, now_s: float) -> None:
         stage = self.stage
@@ -171,14 +170,11 @@ class JobProgress:
             self.position = StagePosition(cycle, version + 1)
             self._enter_stage("durable")
         elif stage == "memory":
-            self.position = StagePosition(cycle, version + 1)
-            self.copied = self.position if self.can_save else self.copied
+            self.position = self.copied = StagePosition(cycle, version + 1)
             self._enter_stage(self._next_stage())
         elif stage == "durable":
-            self.position = StagePosition(cycle + 1, 0)
-            if self.can_save:
-                self.copied = self.position
-                self._flushing = (now_s + self._job.flush_s, self.position)
+            self.position = self.copied = StagePosition(cycle + 1, 0)
+            self._flushing = (now_s + self._job.flush_s, self.position)
             self._enter_stage(self._next_stage())
         else:
             self.complete_flush(math.inf)
