@@ -164,6 +164,10 @@ def test_a_drain_without_a_rank_loses_nothing(runner: Runner, lost: int) -> None
     must_be_replicas(resumed.out)
 
 
+def _is_rollback(event: AnyEvent) -> bool:
+    return isinstance(event, Decided) and event.rung == "rollback"
+
+
 def test_a_restart_from_a_copy_without_a_rank(runner: Runner) -> None:
     """All ranks are lost; the copy in memory has the part of the absent one, and of rank 0."""
     gate = runner.folder / "gate"
@@ -173,7 +177,9 @@ def test_a_restart_from_a_copy_without_a_rank(runner: Runner) -> None:
     policy.write_text('[default]\nrungs = ["retry", "shrink", "rollback", "stop"]\n')
     flags = (f"--policy={policy}", "--checkpoint-every=4", "--snapshot-every=3", *kills)
     process = runner.start(*flags, "--fault=kill:rank=0,step=5", job=job, script=JOB)
-    wait_until_absent(runner, 0, steps=10)
+    wait_until_absent(runner, 0)
+    run_dir = runner.folder / "run"
+    wait_for(lambda: any(map(_is_rollback, read_events(run_dir))), "a rollback")
     gate.unlink()
     assert runner.end(process).code == EXIT_DONE
     events = read_events(runner.folder / "run")
