@@ -85,6 +85,25 @@ def test_a_rank_leaves_and_comes_back(runner: Runner) -> None:
     assert runner.left_behind() == []
 
 
+def test_a_rank_without_a_batch_has_none_in_any_phase(runner: Runner) -> None:
+    """Other optimizers and metrics of the same batch count each sample once as well."""
+    flags = ("--policy=elastic", ONE_RESPAWN, *TWO_LOST)
+    run(runner, *flags, job=("--pace=0.2", "--kind=phases"))
+    out = runner.folder / "out"
+    steps = trained(out)
+    assert Counter(ids for _, _, ids in steps) == expected(3), "a sample was lost, or repeated"
+    means: dict[int, list[int]] = {}
+    for step, _, ids in steps:
+        means.setdefault(step, []).extend(ids)
+    idle = [step for step in means if step > 4 and len(means[step]) < BATCH * WORLD]
+    for rank in (0, 3):
+        report = json.loads((out / f"{rank}.json").read_text())
+        assert report["twins"][0] == pytest.approx(report["twins"][1], abs=1e-6)
+        found = [sum(ids) / len(ids) for _, ids in sorted(means.items())]
+        assert report["means"] == pytest.approx(found), idle
+    assert idle, "no rank was idle, so that nothing was tested"
+
+
 def test_what_needs_all_ranks_does_not_shrink(runner: Runner) -> None:
     for kind, why in (
         ("gathers", "its phases call allgather"),

@@ -6,7 +6,7 @@ of the generators that the draw may use. A joiner then draws the same batch agai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from outlast.checkpoint.format import codec
@@ -15,6 +15,7 @@ from outlast.data.counted_source import Codec
 from outlast.errors import UsageError
 from outlast.worker.auditor import Auditor
 from outlast.worker.groups import GroupRegistry
+from outlast.worker.phases.batch_use import BatchUse
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.rank_deal import RankDeal
 from outlast.worker.phases.script_progress import ScriptProgress
@@ -47,6 +48,8 @@ class BatchLoop:
         self.pending = False  # a batch was drawn and its phase is not complete
         self.first_batch: Any = None  # until its phase is complete
         self.ranks = RankDeal(groups, timeline.note_once)
+        self._use = BatchUse()
+        self._is_of_batch = False  # the phase under way works on the newest batch
         self._started = False
         self._has_drawn = False
         self._newest: dict[str, Any] = {}  # description of the newest draw
@@ -144,6 +147,7 @@ class BatchLoop:
             if not batch:
                 return
             self.pending = True
+            self._use.draw(batch[0])
             self.first_batch = None if self._has_drawn else batch[0]
             self._has_drawn = True
             self._script.at_top()
@@ -167,9 +171,19 @@ class BatchLoop:
             self._place.batch = codec.encode(self._newest | self.ranks.place())
             self._phases.slots.forget_before()
 
+    def begin_phase(self, key: str, call: Callable[[], Any]) -> None:
+        """Note whether a phase of the script works on the newest batch: as its step, as a step of
+        another optimizer, or since it gets or reads the batch."""
+        if self.pending:
+            self._use.step(call)
+        joining = self._joining
+        trains = key in joining.rehearsed_here or key in joining.rehearsed_elsewhere
+        self._is_of_batch = self.pending or trains or self._use.holds(call)
+
     def idle_ranks(self, kind: str) -> frozenset[int]:
         """Return the ranks without a batch in a phase of this kind."""
-        return self.ranks.idle(self._status.step) if kind == "step" else frozenset()
+        is_of_batch = self._is_of_batch and kind in ("step", "eval")
+        return self.ranks.idle() if is_of_batch else frozenset()
 
     def _agree_on_length(self, source: BatchSource, epoch: int) -> tuple[int | None, list[int]]:
         """Return the length of an epoch, and the ranks that are absent at its beginning."""

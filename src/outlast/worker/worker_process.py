@@ -290,6 +290,7 @@ class WorkerProcess(WorkerPorts):
         kind = "step" if self.loop.pending else "eval"
         if kind == "step":
             self.calls.note(key, call, self.loop.first_batch)
+        self.loop.begin_phase(key, call)
         result = self.phases.run(call, key=key, kind=kind, function=function, undo=undo)
         self.loop.pending = False
         self.start_files.put_back(for_good=self._has_walked())

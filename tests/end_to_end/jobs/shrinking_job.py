@@ -51,7 +51,13 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 data = Samples()
 sampler = DistributedSampler(data, seed=1) if args.kind != "random" else None
 loader = DataLoader(data, batch_size=3, sampler=sampler, shuffle=sampler is None, drop_last=True)
-session.protect(model=model, optimizer=optimizer, loader=loader)
+torch.manual_seed(1)
+twins = [nn.parallel.DistributedDataParallel(nn.Linear(6, 3)) for _ in range(2)]
+twins[1].load_state_dict(twins[0].state_dict())
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in twins]
+kept = {"twin": twins[0], "other": twins[1], "first": optimizers[0], "second": optimizers[1]}
+kept = kept if args.kind == "phases" else {}
+session.protect(model=model, optimizer=optimizer, loader=loader, **kept)
 
 
 def train_step(batch: list[torch.Tensor]) -> float:
@@ -71,6 +77,29 @@ def train_step(batch: list[torch.Tensor]) -> float:
     return float(mean) / session.world_size
 
 
+def train_twin(which: int, batch: list[torch.Tensor]) -> None:
+    index, _ = batch
+    optimizers[which].zero_grad()
+    nn.functional.cross_entropy(
+        twins[which](index[:, None] / 90 + torch.ones(6)), index % 3
+    ).backward()
+    optimizers[which].step()
+
+
+def train_first(batch: list[torch.Tensor]) -> None:
+    train_twin(0, batch)
+
+
+def train_second(batch: list[torch.Tensor]) -> None:
+    train_twin(1, batch)
+
+
+def mean_index() -> float:
+    total = torch.stack([batch[0].double().sum(), torch.tensor(float(len(batch[0])))])
+    torch.distributed.all_reduce(total)
+    return float(total[0] / total[1])
+
+
 def evaluate() -> float:
     with torch.no_grad():
         total = model(torch.linspace(-1, 1, 60).view(10, 6)).sum()
@@ -79,6 +108,7 @@ def evaluate() -> float:
 
 
 losses: list[float] = []
+means: list[float] = []
 with (args.out / f"{session.rank}.{os.getpid()}.jsonl").open("a") as samples:
     ends = {"until": args.steps} if args.steps else {"epochs": args.epochs}
     for batch in session.batches(loader, **ends):
@@ -87,11 +117,16 @@ with (args.out / f"{session.rank}.{os.getpid()}.jsonl").open("a") as samples:
         if args.gate and step == 2:
             args.gate.touch()
         losses.append(session.run(train_step, batch))
+        if args.kind == "phases":
+            session.run(train_first, batch)
+            session.run(train_second, batch)
+            means.append(session.run(mean_index))
         line = [step, session.rank, batch[0].tolist(), session.present]
         samples.write(json.dumps([*line, session.is_idle]) + "\n")
         samples.flush()
         if session.step_index % 4 == 0:
             losses.append(session.run(evaluate))
 weights = [float(each.detach().double().sum()) for each in model.parameters()]
-report = {"losses": losses, "weights": weights, "present": session.present}
+report = {"losses": losses, "weights": weights, "present": session.present, "means": means}
+report["twins"] = [float(each.module.weight.detach().double().sum()) for each in twins]
 (args.out / f"{session.rank}.json").write_text(json.dumps(report))

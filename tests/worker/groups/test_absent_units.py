@@ -140,3 +140,25 @@ def test_an_idle_replica_is_idle_as_a_whole(cluster: Any) -> None:
         assert within == (3.0 if rank < 2 else 7.0), "a sum within a replica was scaled"
         assert across == 2.0 * (rank % 2 + 1) and world == 4 / 2 * (1 + 2)
         assert count == 2
+
+
+def _ring(member: Any) -> float | None:
+    member.init()
+    units = ((0, 3), (1, 4), (2, 5))  # of ranks that are not next to each other
+    member.connect(2, absent=units[0], units=units)
+    member.groups.presence.begin_phase(frozenset(), is_real=True)
+    if member.rank in units[0]:
+        return None
+    peer = (member.rank + 3) % 6
+    mine, theirs = torch.tensor([float(member.rank)]), torch.zeros(1)
+    calls = [lambda: dist.send(mine, peer), lambda: dist.recv(theirs, peer)]
+    for call in calls if member.rank < peer else calls[::-1]:
+        call()
+    with pytest.raises(UnsupportedError, match="needs all ranks"):
+        dist.send(mine, 2 if member.rank in units[1] else 1)
+    dist.barrier()
+    return float(theirs)
+
+
+def test_ranks_of_a_unit_send_over_the_default_group(cluster: Any) -> None:
+    assert cluster.run(6, _ring) == [None, 4.0, 5.0, None, 1.0, 2.0]

@@ -147,11 +147,13 @@ class RankPresence:
         return GroupUse(whole, reduced, tuple(sorted(self._roots)), sampler)
 
     def watch(
-        self, op: str, ranks: Sequence[int], args: Sequence[Any]
+        self, op: str, ranks: Sequence[int], rank: int, args: Sequence[Any]
     ) -> Callable[[], None] | None:
         """Return what has to be called once a sum is complete; None for most collectives."""
-        if not self._notes or op != "allreduce" or len(ranks) == 1 or self.absent or self.idle:
+        if not self._notes or op not in _REDUCED or len(ranks) == 1 or self.absent or self.idle:
             return None
+        if op == "reduce" and ranks[_root(args)] != ranks[rank]:
+            return None  # its result is the root's
         sums: list[torch.Tensor] = list(args[0])
         if any(not each.is_floating_point() or each.numel() > _TABLE_MAX for each in sums):
             return None
@@ -190,29 +192,42 @@ class RankPresence:
             self._note(op, ranks, rank, args)
         if self.absent.isdisjoint(ranks) and self.idle.isdisjoint(ranks):
             return call(*args)
-        if len(self.units.numbers(ranks)) == 1:  # which is whole, and idle or not as a whole
-            return call(*args)
-        here, values = self.of(ranks), [*args]
+        here, values, joined = self.of(ranks), [*args], ranks
+        if op in _BETWEEN_TWO:
+            joined = ranks[rank], ranks[_root(args)]
+        if len(self.units.numbers(joined)) == 1:  # which is whole, and idle or not as a whole
+            if op in _BETWEEN_TWO:
+                values[1] = here.index(joined[1])
+            return call(*values)
         if op not in _POSSIBLE:
             if len(here) == len(ranks):
                 return call(*args)
-            raise _refused(op, "it needs all ranks of its group")
+            raise self._refused(op, "it needs all ranks of its group")
         if op in _ROOTED:
             root = ranks[_root(args)]
             if root in self.absent and _is_of_ddp():
                 root = here[0]
             if root in self.absent:
-                raise _refused(op, f"its root, rank {root}, is absent")
+                raise self._refused(op, f"its root, rank {root}, is absent")
             values[1:2] = [_with_root(args[1] if len(args) > 1 else 0, here.index(root))]
         if op not in _REDUCED or _kind(args) in _OTHERS:
             return call(*values)
         if not _kind(args):
-            raise _refused(op, f"its operation is none of {', '.join(_KINDS)}")
+            raise self._refused(op, f"its operation is none of {', '.join(_KINDS)}")
         if _is_whole(args) and not _is_of_ddp():
-            raise _refused(op, "sums of whole numbers cannot be scaled")
+            raise self._refused(op, "sums of whole numbers cannot be scaled")
         if why := self.units.why_unscalable(ranks):
-            raise _refused(op, why)
+            raise self._refused(op, why)
         return self._run_sum(call, here, len(ranks), ranks[rank], values)
+
+    def _refused(self, op: str, why: str) -> UnsupportedError:
+        now = "while ranks are absent"
+        if not self.absent:
+            now = f"in a step in which ranks {', '.join(map(str, sorted(self.idle)))} have no batch"
+        return UnsupportedError(
+            f"{op} cannot run {now}: {why}; no phase had called it so before ranks left, else they"
+            " had not been let go; call it in an early phase, or take shrink out of the policy"
+        )
 
     def _run_sum(
         self, call: Callable[..., Any], here: Sequence[int], size: int, own: int, args: list[Any]
@@ -246,7 +261,7 @@ def _is_whole(args: Sequence[Any]) -> bool:
 
 
 def _is_inexact(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _kind(args: Sequence[Any]) -> str:
@@ -290,10 +305,3 @@ def _calling_line() -> str:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def _refused(op: str, why: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{op} cannot run while ranks are absent: {why}; the script has not called it in a phase"
-        " before, so that ranks were let go; take shrink out of the policy's rungs"
-    )

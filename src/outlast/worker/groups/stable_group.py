@@ -140,7 +140,7 @@ class StableGroup(_ProcessGroup):
         if inner is None or not groups.live:
             return self._answer(op, (*args, *kwargs.values()))
         call, values = getattr(inner.group, _METHODS[op]), (*args, *kwargs.values())
-        ended = groups.presence.watch(op, self.ranks, values)
+        ended = groups.presence.watch(op, self.ranks, self.place.rank, values)
         try:
             work = groups.presence.run(call, op, self.ranks, self.place.rank, values)
         except RuntimeError as error:

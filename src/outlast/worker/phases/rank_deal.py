@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from outlast.controller.recovery.rank_units import UnitPlace
-from outlast.data.batch_deal import BatchDeal
+from outlast.data.batch_deal import BatchDeal, Hand
 from outlast.data.dealt_loader import DealtLoader, sampler_of, why_not_dealt
 from outlast.errors import UnsupportedError
 from outlast.worker.groups import GroupRegistry
@@ -29,6 +29,7 @@ class RankDeal:
         self._loader: Any = None
         self._rows: int | None = None
         self._newest = -1, -1  # row in the epoch, and step, of the newest draw
+        self._had: tuple[int, ...] | None = None  # units with a batch of that draw; None: all
         self._deal: BatchDeal | None = None
         self._dealt: DealtLoader | None = None
         self._has_begun = False
@@ -46,7 +47,7 @@ class RankDeal:
         self._has_begun, self._agreed = True, frozenset(absent)
         self._rows = length if self._loader is not None else None
         self._newest = -1, step - 1
-        self._deal = self._dealt = None
+        self._deal = self._dealt = self._had = None
         if self._agreed:
             here = (rank for rank in range(self._groups.world) if rank not in self._agreed)
             units = self._groups.presence.units
@@ -63,6 +64,7 @@ class RankDeal:
             self._deal = BatchDeal.at(place["deal"])
             units = tuple(map(tuple, place.get("units", ())))
             self._groups.presence.set_units(self._groups.world, units)
+            self._had = tuple(place["had"]) if "had" in place else None
         self._note_read()
         return self._deal is not None and self._rows is not None
 
@@ -71,7 +73,8 @@ class RankDeal:
         if not self._deal:
             return {}
         units = self._groups.presence.units
-        found = {"deal": self._deal.place(), "drawn": self.drawn}
+        found: dict[str, Any] = {"deal": self._deal.place(), "drawn": self.drawn}
+        found |= {"had": [*self._had]} if self._had is not None else {}
         return found | ({"units": [*map(list, units.units)]} if units.size > 1 else {})
 
     @property
@@ -92,6 +95,7 @@ class RankDeal:
             self.follow(step)
         self._agreed = None
         if self._deal is None:
+            self._had = None
             return True
         if skips:
             raise UnsupportedError(
@@ -102,8 +106,7 @@ class RankDeal:
             if self._deal.is_over:
                 return False
             self._deal.deal()
-        self.drawn = self._deal.hand.of(self._own.unit)
-        self._note_read()
+        self._take_hand(self._deal.hand)
         return bool(self._deal.hand.batches)
 
     def load(self) -> Any:
@@ -146,11 +149,18 @@ class RankDeal:
                     f"the batches of this epoch are dealt to {self._deal.world} units of ranks, and"
                     f" the phases of the script need {world} others; nothing was dealt"
                 )
-            self._deal.change(step, self._present)
+            here = self._present
+            self._deal.change(step, here)
             if self._deal.step == newest:
-                self.drawn = self._deal.hand.of(self._own.unit)
-                self._note_read()
+                self._take_hand(self._deal.hand)
+            else:  # in a later phase of the same batch
+                had = range(world) if self._had is None else self._had
+                self._had = tuple(unit for unit in had if unit in here)
         return self._deal is not None
+
+    def _take_hand(self, hand: Hand) -> None:
+        self.drawn, self._had = hand.of(self._own.unit), tuple(hand.batches)
+        self._note_read()
 
     def _note_read(self) -> None:
         """Note the batch that is read for the newest draw."""
@@ -160,16 +170,16 @@ class RankDeal:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether this rank has no batch of its own in the newest step."""
-        return self._deal is not None and self._own.unit in self._deal.hand.idle
+        """Return whether this rank has no batch of its own in the newest draw."""
+        return self._deal is not None and self._groups.seat in self.idle()
 
-    def idle(self, step: int) -> frozenset[int]:
-        """Return the ranks without a batch in a step."""
-        deal = self._deal
-        if deal is None or deal.step != step:
+    def idle(self) -> frozenset[int]:
+        """Return the ranks that are present without a batch of the newest draw."""
+        if self._had is None:
             return frozenset()
         units = self._groups.presence.units.units
-        return frozenset(rank for number in deal.hand.idle for rank in units[number])
+        idle = (units[number] for number in self._present if number not in self._had)
+        return frozenset(rank for unit in idle for rank in unit)
 
     @property
     def _own(self) -> UnitPlace:
