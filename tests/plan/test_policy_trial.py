@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -148,6 +148,12 @@ def test_ranks_that_hold_shards_do_not_leave(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
+@example(
+    times=[1.0, 1.0, 1.0, 33.0, 36.5],
+    ranks=[set(), set(), set(), {0}, set(), set(), set(), set()],
+    name="torchft-like",
+    spares=0,
+)
 @given(
     times=st.lists(st.floats(0.1, 70.0), max_size=8),
     ranks=st.lists(st.sets(st.integers(0, 3), max_size=4), min_size=8, max_size=8),

@@ -25,6 +25,8 @@ from outlast.errors import CorruptionError, MismatchError, StorageError
 from outlast.transport import messages
 from outlast.transport.worker_page import Page
 from outlast.worker.copied_shards import CopiedShards
+from outlast.worker.groups.rank_presence import RankPresence
+from outlast.worker.phases.absent_parts import AbsentParts
 from outlast.worker.phases.script_progress import Intervals, ScriptProgress
 from outlast.worker.state.protected_state import ProtectedState, Replicated
 from outlast.worker.worker_checkpointing import RunCheckpointer
@@ -105,8 +107,9 @@ class Rank:
         ports.link = SimpleNamespace(send=lambda _: None)
         ports.faults = SimpleNamespace(reach=lambda _: None)
         ports.copies = self.copies
-        groups: Any = SimpleNamespace(gather_bytes=alone)
-        saves = RunCheckpointer(self.settings, 0, groups, self.status, ports, {})
+        groups: Any = SimpleNamespace(gather_bytes=alone, presence=RankPresence(), seat=0, world=1)
+        absent = AbsentParts(groups)
+        saves = RunCheckpointer(self.settings, groups, self.status, ports, {}, absent=absent)
         own = self.protected.own_state(self.protected.own_choices())
         slot = ScriptProgress().slot(self.status.n, self.status.step, own)
         saves.save(self.protected, slot, to_disk=False, propose=Intervals(1, 0))

@@ -157,7 +157,7 @@ class _Narrator:
         reason = ""
         while peers.end is None:
             back_s = self._recovery.return_s()
-            until_s = min(nodes.failure_s(), back_s)
+            until_s = max(now_s, min(nodes.failure_s(), back_s))  # warm since a recovery
             now_s = progress.run(now_s, until_s, self._end_reason)
             nodes.now_s, peers.now_ns = now_s, ns(now_s)
             peers.n = progress.n
