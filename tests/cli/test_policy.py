@@ -71,6 +71,7 @@ def test_rungs_behind_the_deadline_are_passed(
         (("--ranks", "0"), 2, "at least 1 rank"),
         (("--policy", "nothing"), 2, "is no preset"),
         (("/dev/null",), 1, "cannot be read"),
+        ((__file__,), 2, "is a file, and no run directory; a policy is given by --policy"),
     ],
 )
 def test_bad_input_is_named(

@@ -81,10 +81,7 @@ def test_a_result_outside_its_band_has_a_reason() -> None:
 @pytest.mark.process
 @pytest.mark.extended
 def test_a_race_of_one_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    schedule = tmp_path / "mine.json"
-    schedule.write_text(
-        '{"seed":0,"every_s":4,"world":4,"kills":[{"at_s":3,"rank":2},{"at_s":3.1,"rank":1}]}'
-    )
+    schedule = _schedule(tmp_path, (3, 2), (3.1, 1))
     folder = tmp_path / "race"
     words = ["bench", "--run-dir", str(folder), "--steps", "60", "--schedule", str(schedule)]
     assert main([*words, "--strategy", "replace-hot", "--json"]) == 0
@@ -103,6 +100,14 @@ def test_a_race_of_one_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert set(report["not_run"]) <= {"torchft"}
 
 
+def _schedule(folder: Path, *kills: tuple[float, int]) -> Path:
+    """Write a schedule of kills, given as time and rank; return its path."""
+    path = folder / "mine.json"
+    found = [{"at_s": at_s, "rank": rank} for at_s, rank in kills]
+    path.write_text(json.dumps({"seed": 0, "every_s": 4, "world": 4, "kills": found}))
+    return path
+
+
 @pytest.mark.process
 @pytest.mark.extended
 def test_ranks_leave_in_a_race_and_each_sample_counts_once(
@@ -110,10 +115,7 @@ def test_ranks_leave_in_a_race_and_each_sample_counts_once(
 ) -> None:
     """Its runs are ingested, and policies are tried on their failures."""
     pytest.importorskip("polars", reason="lakes are tables: pip install 'outlast[fleet]'")
-    schedule = tmp_path / "mine.json"
-    kills = [{"at_s": 3, "rank": 2}, {"at_s": 3.2, "rank": 0}]
-    text = json.dumps({"seed": 0, "every_s": 4, "world": 4, "kills": kills})
-    schedule.write_text(text)
+    schedule = _schedule(tmp_path, (3, 2), (3.2, 0))
     folder = tmp_path / "race"
     words = ["bench", "--run-dir", str(folder), "--steps", "60", "--schedule", str(schedule)]
     assert main([*words, "--strategy", "elastic", "--json"]) == 0
@@ -142,10 +144,7 @@ def test_torchft_is_raced_where_it_is_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torchft", reason="pip install torchft")
-    schedule = tmp_path / "mine.json"
-    schedule.write_text(
-        '{"seed":0,"every_s":4,"world":4,"kills":[{"at_s":3,"rank":2},{"at_s":20,"rank":1}]}'
-    )
+    schedule = _schedule(tmp_path, (3, 2), (20, 1))
     words = ["bench", "--run-dir", str(tmp_path / "race"), "--steps", "60", "--schedule"]
     assert main([*words, str(schedule), "--strategy", "torchft", "--json"]) == 0
     _, torchft = json.loads(capsys.readouterr().out)["results"]

@@ -134,6 +134,10 @@ def explain(
     json
         Print one JSON object instead of a table.
     """
+    if run_dir is not None and run_dir.is_file():
+        raise UsageError(
+            f"{run_dir} is a file, and no run directory; a policy is given by --policy {run_dir}"
+        )
     if run_dir is None:
         chosen = read_policy(policy or "default")
         job = _imagined(ranks, spares)
