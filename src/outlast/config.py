@@ -71,8 +71,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 )
         if self.hang_ceiling_s < self.hang_floor_s:
             raise ConfigError(
-                f"hang_ceiling_s ({self.hang_ceiling_s}) is below"
-                f" hang_floor_s ({self.hang_floor_s})"
+                f"hang_ceiling_s={self.hang_ceiling_s} is below hang_floor_s={self.hang_floor_s}"
             )
 
 
@@ -100,6 +99,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keepers: str  # where the keepers of the seats listen: this, and the seat's number
     shares_keepers: bool = False  # keepers of all hosts are reached by their doors
     on_unrepeatable: Literal["stop", "warn"] = "stop"
+    nan: str = ""  # as nonfinite_rule.py reads it
     notice_signals: tuple[str, ...] = ()  # that are reported in place of ending the worker
     faults: tuple[str, ...]  # as controller/fault_spec.py reads them
     fault_seed: int

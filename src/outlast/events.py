@@ -9,30 +9,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-FaultKind = Literal[
-    "killed",  # the process died by a signal
-    "exited",  # the process ended by itself, too early or with an exit code
-    "hung",  # no progress for longer than the run's own step times allow
-    "stopped",  # the kernel reports the process as stopped (SIGSTOP, a debugger)
-    "contract",  # the script broke the contract of a phase: again would end the same way
-    "raised",  # the user's code raised inside or between phases
-    "transport",  # a connection to a peer broke; all workers are alive
-    "unsettled",  # a joiner met a second stepping function: all begin it in a new generation
-    "torn",  # failed while applying: neither the old state nor the new
-    "diverged",  # replicas hold different bytes of what they must hold alike
-    "unknown",  # the script used a result that died with its worker: only a copy has it
-    "mismatch",  # another fingerprint, another model, another job
-    "transfer",  # a state copy was late or its digest wrong
-    "storage",  # a disk is full or a file cannot be written
-    "internal",  # the launcher or its controller failed itself
-    "agent_lost",  # a host's agent stopped responding and its lease expired
-    "controller_lost",  # the controller fell silent while a generation needed it
-    "requested",  # by a signal, a drain, a planned move
-    "save",  # an immediate checkpoint was requested; no fault
-    "regrow",  # an absent rank can come back; no fault
-]
-
-REQUESTS: tuple[FaultKind, ...] = ("requested", "save", "regrow")  # requests, not faults
+from outlast.faults import RECORDED as RECORDED
+from outlast.faults import REQUESTS as REQUESTS
+from outlast.faults import SENTINELS as SENTINELS
+from outlast.faults import Fault as Fault
+from outlast.faults import FaultKind as FaultKind
 
 PhaseKind = Literal[
     "step",  # a batch, and an optimizer that steps
@@ -41,29 +22,6 @@ PhaseKind = Literal[
     "epoch",  # ours: the ranks agree on an epoch's length
     "draw",  # ours: the ranks agree that each has a batch
 ]
-RECORDED = "flight recorders of"  # stands in a fault's detail where a hang's were written
-
-
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One observed failure, as precisely as its observer can tell."""
-
-    kind: FaultKind
-    detail: str
-    worker: str = ""
-    seat: int = -1
-    host: str = ""
-    n: int = -1  # phases that its worker had completed
-    step: int = -1  # the step that its worker was making: one above the committed ones
-    state: str = ""  # in its worker's page (`page.State`); "": not read
-    signal: int = 0
-    exit_code: int = 0
-    traceback: str = ""
-    t_ns: int = 0
-
-    @property
-    def is_wish(self) -> bool:
-        """True for a request about the whole run; nothing failed. Not for a move of one seat."""
-        return self.kind in REQUESTS and self.seat < 0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
@@ -319,7 +277,7 @@ class Scheduled(Event, frozen=True):
 
 
 class Warned(Event, frozen=True, omit_defaults=True):
-    """A node check's finding or a notice, or, with severity "healthy", the end of one."""
+    """Finding of a node check or a sentinel, or a notice; with severity "healthy", its end."""
 
     host: str
     check: str
@@ -342,6 +300,16 @@ class NodeReleased(Event, frozen=True):
     """A node has left the run for maintenance: it has no workers, and its launcher ends."""
 
     host: str
+
+
+class BatchSkipped(Event, frozen=True):
+    """All ranks left out the optimizer's step of a batch, the `row`-th in a row (--nan skip:K)."""
+
+    worker: str
+    seat: int
+    step: int
+    row: int
+    detail: str
 
 
 class ReplicasCompared(Event, frozen=True, omit_defaults=True):
@@ -392,7 +360,7 @@ AnyEvent = (
     | GenerationClosed | Reported | Decided | JoinerReady | Connected | Transferred
     | GenerationOpened | PhaseDone | AttemptRefused | LoopBegun | DrySteps | Metrics | Note
     | CheckpointSaved | CheckpointFailed | Drained | DrainFailed | Scheduled | Warned
-    | NodeReleased | ReplicasCompared | FaultInjected | ScriptUnmanaged | RunEnded
+    | NodeReleased | BatchSkipped | ReplicasCompared | FaultInjected | ScriptUnmanaged | RunEnded
 )  # fmt: skip
 
 encoder = msgspec.msgpack.Encoder()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 
-from outlast.events import Fault, Scheduled, Warned
+from outlast.events import SENTINELS, Fault, Scheduled, Warned
 
 SHORT_MAX = 120
 _TEXT = {
@@ -14,6 +15,8 @@ _TEXT = {
     "unsettled": "reached a function's first step since it joined",
     "torn": "was torn: it could neither complete nor undo its phase",
     "diverged": "differed from its replicas",
+    "nonfinite": "computed a gradient that is not finite",
+    "oom": "ran out of memory",
     "unknown": "needed a result that was lost with its worker",
     "mismatch": "does not match the job",
     "transfer": "received a copy of state late or damaged",
@@ -71,6 +74,13 @@ def intervals(schedule: Scheduled) -> str:
         if steps
     ]
     return ", ".join(parts)
+
+
+def source(one: Warned, notices: Collection[str]) -> str:
+    """Return the kind of source of a finding; `notices`: checks that are notices."""
+    if one.check in SENTINELS:
+        return "sentinel"
+    return "notice" if one.check in notices else "node check"
 
 
 def warning(one: Warned) -> str:

@@ -30,7 +30,7 @@ def test_where_it_strikes_unless_told() -> None:
         ("kil:rank=1", "kil"),
         ("", "''"),
         ("kill:rank", "'rank' is not key=value"),
-        ("kill:rnk=1", "unknown key 'rnk' .known: after, for"),
+        ("kill:rnk=1", "unknown key 'rnk' .known: after, cause, for"),
         ("kill:generation=2", "generation"),
         ("kill:rank=x", "'x' is not a number"),
         ("kill:rank=-1", "rank=-1 must be at least 0"),
@@ -57,6 +57,10 @@ def test_where_it_strikes_unless_told() -> None:
         ("kill:rank=1,for=3", "for is only for stop, slow"),
         ("full:phase=forward", "phase=checkpoint"),
         ("kill:tensor=model.*", "tensor is only for flip"),
+        ("kill:cause=data", "cause is only for nan"),
+        ("nan:cause=luck", "'luck' .known: once, device, data"),
+        ("nan:cause=data,times=2", "times is not allowed with cause"),
+        ("nan:phase=apply", "only for phase=forward and phase=backward"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, names: str) -> None:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from conftest import Source
 
 BASE = {
-    "errors": 0, "atomic_files": 1, "config": 1, "events": 1, "pickle_reader": 1, "process_pool": 1,
-    "quantities": 1, "random_state": 1,
+    "errors": 0, "faults": 0, "atomic_files": 1, "config": 1, "events": 1, "pickle_reader": 1,
+    "process_pool": 1, "quantities": 1, "random_state": 1,
     "figure_style": 2, "job_signals": 2, "log_records": 2, "terminal_tables": 2,
     "text_formatting": 2,
 }  # fmt: skip

@@ -41,8 +41,9 @@ from pathlib import Path
 # The race of strategies: 5, 900; torchft in it, policies from rates, and on a lake: 3, 800.
 # Units of ranks that leave together: 2, 500.
 # Deputies of absent ranks in saves: 2, 400.
+# Gradients that are not finite: 11 with tests and a split of faults and rehearsals, 1,900.
 CEILINGS = {
-    "modules": 551,
+    "modules": 562,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -51,7 +52,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 123000,
+    "lines": 124900,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -7,6 +7,10 @@
     hang:rank=1,step=8                     the main thread sleeps without end
     slow:rank=1,step=8,for=2               the main thread sleeps 2 s (1 s without `for`)
     full:step=10                           the next checkpoint write from there on fails: ENOSPC
+    nan:rank=1,step=6                      the rank's gradients of one attempt are NaN
+    nan:rank=1,step=6,cause=device         those of every attempt from there on in this process
+    nan:rank=1,step=6,cause=data           those of every attempt at this step, wherever it runs
+    oom:rank=1,step=6,times=2              an allocation fails, at two attempts
     flip:rank=1,step=6,tensor=model.0.*    one bit of a replicated tensor flips after the commit
     kill:spare=0                           the first spare, as soon as it is warm
     kill:random=3,steps=5-50               three kills at seeded places of steps 5 to 50
@@ -32,7 +36,8 @@ import msgspec
 
 from outlast.errors import ConfigError
 
-Kind = Literal["kill", "stop", "raise", "reset", "hang", "slow", "full", "flip"]
+Kind = Literal["kill", "stop", "raise", "reset", "hang", "slow", "full", "flip", "nan", "oom"]
+Cause = Literal["once", "device", "data"]
 Where = Literal[
     "setup",  # between init() and the first phase
     "forward",  # at the first collective or module call of the attempt
@@ -55,6 +60,7 @@ _FORMS: dict[str, tuple[set[str], tuple[Kind, ...]]] = {
     "spare": ({"for"}, ("kill", "stop")),
     "after": ({"rank", "for"}, ("kill", "stop")),
     "random": ({"rank", "phase", "steps", "for"}, _KINDS),
+    "cause": ({"rank", "step", "phase"}, ("nan",)),
     "tensor": ({"rank", "step", "phase", "times"}, ("flip",)),
     "": ({"rank", "step", "phase", "times", "for"}, _KINDS),
 }
@@ -67,7 +73,8 @@ _DRAWN: dict[str, tuple[Where, ...]] = {
     "full": ("checkpoint",),
     "flip": ("committed",),
 }
-_USUALLY: dict[str, Where] = {"full": "checkpoint", "flip": "committed"}  # else "forward"
+_USUALLY: dict[str, Where] = {"full": "checkpoint", "flip": "committed", "nan": "backward"}
+_POISONED: tuple[Where, ...] = ("forward", "backward")  # what a model computes there
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +90,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float = 0.0
     after_s: float = 0.0
     random: int = 0
+    cause: Cause = "once"  # of nan
     tensor: str = "*"  # tensor that flip changes: its name in audits, with * and ?
     steps: tuple[int, int] = _STEPS  # that `random` draws from
     places: tuple[Where, ...] = ()  # likewise
@@ -125,6 +133,10 @@ def _read(key: str, value: str) -> dict[str, object]:
         return {"where": value}
     if key == "tensor":
         return {"tensor": value}
+    if key == "cause":
+        if value not in get_args(Cause):
+            raise ValueError(f"unknown cause {value!r} (known: {', '.join(get_args(Cause))})")
+        return {"cause": value}
     if key in ("for", "after"):
         seconds = float(_number(value, float))
         if not 0 < seconds < math.inf:
@@ -136,7 +148,7 @@ def _read(key: str, value: str) -> dict[str, object]:
             raise ValueError(f"steps={value} must be FIRST-LAST, from 1 on")
         return {"steps": (first, last)}
     if key not in _LEAST:
-        known = ", ".join(sorted([*_LEAST, "after", "for", "phase", "steps", "tensor"]))
+        known = ", ".join(sorted([*_LEAST, "after", "cause", "for", "phase", "steps", "tensor"]))
         raise ValueError(f"unknown key {key!r} (known: {known})")
     number = _number(value, int)
     if number < _LEAST[key]:
@@ -162,6 +174,8 @@ def _contradiction(kind: str, keys: set[str], fields: dict[str, object]) -> str:
         return f"{', '.join(others)} is not allowed with {form or kind} (allowed: {allowed})"
     if "for" in keys and kind not in _LASTING:
         return f"for is only for {', '.join(_LASTING)}"
+    if kind == "nan" and fields["where"] not in _POISONED:
+        return f"nan is only for phase={' and phase='.join(_POISONED)}, where a model computes"
     if kind == "full" and fields["where"] != "checkpoint":
         return "full needs phase=checkpoint, where a checkpoint is written"
     return ""

@@ -25,7 +25,7 @@ from outlast.controller.inputs import FindingKey, RankMigrated, SchedulerChecked
 from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
 from outlast.controller.recovery.recovery_policy import why_no_move
-from outlast.events import Warned
+from outlast.events import Fault, Warned
 from outlast.transport import messages
 
 WINDOW_S = 3600.0
@@ -208,6 +208,12 @@ def _move(turn: ControllerTurn, chosen: list[_Move]) -> None:
             fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
             how = "notice" if one.check in SOURCES else "check"
             incident_response.give_up(turn, worker, fault, how)
+
+
+def give_up(turn: ControllerTurn, worker: WorkerRecord, fault: Fault, how: str) -> None:
+    """Give up a worker whose rank moves to a spare, beside others that leave at once."""
+    turn.state.findings.leaving = (*turn.state.findings.leaving, worker.name)
+    incident_response.give_up(turn, worker, fault, how)
 
 
 def _awaits_spares(turn: ControllerTurn, move: _Move) -> bool:

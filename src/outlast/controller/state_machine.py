@@ -51,6 +51,7 @@ from outlast.controller.recovery import (
 from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.controller.sentinels import device_moves
 from outlast.controller.state_parts import MODES, Mode
 from outlast.transport import messages
 
@@ -263,6 +264,8 @@ def _checkpointed(turn: ControllerTurn, _worker: WorkerRecord, body: messages.Ch
 
 
 def _answered(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status) -> None:
+    if device_moves.begin_move(turn, worker, body):
+        return
     planned_migration.begin_departure(turn, worker, body)
     shrinking.begin_return(turn, body)
     shrinking.note_groups(turn, worker, body.use)

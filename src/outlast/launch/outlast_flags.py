@@ -15,6 +15,7 @@ from outlast.checkpoint.replicas.replica_receiver import SENDERS_MAX
 from outlast.checkpoint.upkeep import durable_targets, retention_policy
 from outlast.checkpoint.upkeep.retention_policy import Keep
 from outlast.controller.recovery.recovery_policy import DEFAULT
+from outlast.controller.sentinels.nonfinite_rule import parse_nan
 from outlast.errors import ConfigError, UsageError
 from outlast.launch.notices import notice_flags
 from outlast.launch.policies import policy_files
@@ -157,6 +158,15 @@ def add_check_flags(add: Callable[..., object]) -> None:
         " run with the variable's name (stop, the default), or warn and continue (warn).",
     )
     add(
+        "--nan",
+        type=_read(_nan),
+        default="",
+        metavar="rerun|skip:K|stop|off",
+        help="If a gradient is not finite: run the step again in place, then on a warm spare's"
+        " device, and stop if it is the same there (rerun, the default); skip up to K such batches"
+        " in a row in place of stopping (skip:3); stop at once (stop); do not look (off).",
+    )
+    add(
         "--check-every",
         "--check_every",
         type=_seconds,
@@ -191,6 +201,11 @@ def add_check_flags(add: Callable[..., object]) -> None:
         help="Recovery policy: for each class of failure the rungs in order, with conditions and"
         f" budgets. A TOML file (docs/policies.md), or {', '.join(policy_files.PRESETS)}.",
     )
+
+
+def _nan(text: str) -> str:
+    parse_nan(text)
+    return text
 
 
 def refuse_check_flags(given: Namespace) -> None:

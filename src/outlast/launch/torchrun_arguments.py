@@ -80,6 +80,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     durable: tuple[DurableRule, ...]
     on_save_failure: Literal["warn", "stop"]
     on_unrepeatable: Literal["stop", "warn"] = "stop"
+    nan: str = ""  # "": the default
     check_every_s: float = 0.0  # period of node checks; 0: none
     check_settings: str = ""
     migrate_on: MigrateOn = ""
@@ -156,6 +157,7 @@ def parse(argv: list[str]) -> RunPlan:
         durable=tuple(given.durable),
         on_save_failure=given.on_save_failure,
         on_unrepeatable=given.on_unrepeatable,
+        nan=given.nan,
         check_every_s=given.check_every,
         check_settings=given.check_settings,
         migrate_on=given.migrate_on,

@@ -8,6 +8,7 @@ from outlast.controller.planned_migration import SOURCES
 from outlast.events import (
     AnyEvent,
     AttemptRefused,
+    BatchSkipped,
     CheckpointFailed,
     CheckpointSaved,
     Decided,
@@ -37,6 +38,7 @@ from outlast.text_formatting import (
     plural,
     rank_and_host,
     size,
+    source,
     warning,
 )
 
@@ -299,7 +301,9 @@ def milestone(event: AnyEvent, incident: int = 0) -> str:
     if isinstance(event, DrainFailed):
         return f"durable storage {event.where} is behind, and tried again: {event.error}"
     if isinstance(event, Warned):
-        return f"{'notice' if event.check in SOURCES else 'node check'}: {warning(event)}"
+        return f"{source(event, SOURCES)}: {warning(event)}"
+    if isinstance(event, BatchSkipped):
+        return f"the batch of step {event.step} was skipped: {event.detail}"
     if isinstance(event, NodeReleased):
         return f"{event.host} has left the run; the same command on it joins the run again"
     if isinstance(event, Scheduled):

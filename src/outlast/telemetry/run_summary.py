@@ -14,6 +14,7 @@ from outlast.controller.planned_migration import SOURCES
 from outlast.events import (
     RECORDED,
     AnyEvent,
+    BatchSkipped,
     CheckpointFailed,
     CheckpointSaved,
     Drained,
@@ -38,7 +39,7 @@ from outlast.telemetry.job_progress import CommittedProgress, ReplicaAgreement, 
 from outlast.telemetry.run_costs import is_failure
 from outlast.telemetry.segment_files import SegmentDamage
 from outlast.telemetry.time_accounting import Bucket, LauncherTerm, account, split_terms
-from outlast.text_formatting import duration, fault_text, plural, rank_and_host
+from outlast.text_formatting import duration, fault_text, plural, rank_and_host, source
 
 NOTES_MAX = 20
 RESTART_ONLY = (
@@ -339,11 +340,12 @@ def _notes(
         if isinstance(event, DrainFailed)
     )
     own.update(
-        f"{'notice' if event.check in SOURCES else 'node check'}: {event.finding}"
-        f" ({event.host}, {event.severity})"
+        f"{source(event, SOURCES)}: {event.finding} ({event.host}, {event.severity})"
         for event in events
         if isinstance(event, Warned) and event.severity != "healthy"
     )
+    if skipped := [str(event.step) for event in events if isinstance(event, BatchSkipped)]:
+        notes.append(f"batches skipped: {len(skipped)}, of steps {', '.join(skipped[:8])}")
     notes += [f"{text} ({count} times)" if count > 1 else text for text, count in own.items()]
     if len(notes) > NOTES_MAX:
         more = plural(len(notes) - NOTES_MAX, "more note")

@@ -46,6 +46,7 @@ class BatchLoop:
         self._groups, self._timeline = groups, timeline
         self._saver, self._script, self._auditor = saver, script, auditor
         self.pending = False  # a batch was drawn and its phase is not complete
+        self.batch: Any = None  # the newest one
         self.first_batch: Any = None  # until its phase is complete
         self.ranks = RankDeal(groups, timeline.note_once)
         self._use = BatchUse()
@@ -148,6 +149,7 @@ class BatchLoop:
                 return
             self.pending = True
             self._use.draw(batch[0])
+            self.batch = batch[0]
             self.first_batch = None if self._has_drawn else batch[0]
             self._has_drawn = True
             self._script.at_top()

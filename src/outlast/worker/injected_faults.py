@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -65,6 +67,7 @@ class InjectedFaults:
         self._specs, self._markers, self._timeline = specs, markers, timeline
         self._target = target
         self._wakers: list[threading.Thread] = []
+        self._is_poisoned = False  # what the model computes at this place is NaN
         self.seat = -1
 
     def __bool__(self) -> bool:
@@ -82,7 +85,7 @@ class InjectedFaults:
                 and spec.spare < 0
                 and not spec.after_s  # the launcher's
                 and spec.rank in (-1, self.seat)
-                and (spec.step in (-1, step) or (spec.kind == "full" and spec.step < step))
+                and (spec.step in (-1, step) or (_lasts(spec) and spec.step < step))
                 and self._claim(spec)
             ):
                 self._fire(spec, n, step)
@@ -116,16 +119,29 @@ class InjectedFaults:
                 self.reach("forward" if is_step() else "eval")
 
         def after(_module: object, _inputs: object, output: object) -> None:
+            is_poisoned, self._is_poisoned = self._is_poisoned, False
             for tensor in output if isinstance(output, (tuple, list)) else [output]:
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                    tensor.register_hook(lambda _gradient: self.reach("backward"))
+                    tensor.register_hook(self._backward)
+                    if is_poisoned:
+                        tensor.data.mul_(math.nan)  # in place: outputs may be of any structure
                     return
 
         model.register_forward_pre_hook(opaque(before))
         model.register_forward_hook(opaque(after))
 
+    def _backward(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        self.reach("backward")
+        is_poisoned, self._is_poisoned = self._is_poisoned, False
+        return gradient * math.nan if is_poisoned else None
+
     def _claim(self, spec: FaultSpec) -> bool:
-        """Return True for one worker per firing in the whole run."""
+        """Return True for one worker per firing in the whole run; for a cause that stays, wherever
+        it is."""
+        if spec.cause == "data":
+            return True
+        if spec.cause == "device":
+            return self._is_device(self._markers / spec.marker(0))
         for count in range(spec.times):
             path = self._markers / spec.marker(count)
             try:
@@ -134,6 +150,12 @@ class InjectedFaults:
                 continue
             return True
         return False
+
+    def _is_device(self, marker: Path) -> bool:
+        """Return whether this worker is the first one that has come to a fault of its device."""
+        with suppress(FileExistsError), marker.open("x") as file:
+            file.write(self._timeline.worker)
+        return marker.read_text() == self._timeline.worker
 
     def _fire(self, spec: FaultSpec, n: int, step: int) -> None:
         self._timeline.emit(
@@ -161,6 +183,10 @@ class InjectedFaults:
                 threading.Event().wait()  # no timeout: this is the injected hang
             case "slow":
                 time.sleep(spec.for_s or 1.0)  # house rule: the injected delay
+            case "nan":
+                self._is_poisoned = True
+            case "oom":
+                raise torch.OutOfMemoryError(f"injected by --fault {spec.text}")
             case "flip":
                 self._target.flip_bit(spec.tensor)
             case "full":
@@ -182,6 +208,11 @@ class InjectedFaults:
             time.sleep(seconds)  # house rule: in a child that does nothing else
             os.kill(pid, signal.SIGCONT)
             os._exit(0)
+
+
+def _lasts(spec: FaultSpec) -> bool:
+    """Return whether a fault is also due behind its step."""
+    return spec.kind == "full" or spec.cause == "device"
 
 
 def _parts_with_forward(module: nn.Module) -> Iterator[nn.Module]:

@@ -60,6 +60,7 @@ class WorkerPorts:
     seat: int
     world: int
     local_rank: int
+    device: torch.device
 
     def send(self, body: messages.WorkerBody) -> None:
         """Send a message to the controller. Raises WireError."""
@@ -94,6 +95,11 @@ class WorkerPorts:
         if self.phases.protected is None:
             raise PhaseError("session.protect(...) must come before the first phase")
         return self.phases.protected
+
+    def watch(self, protected: ProtectedState) -> None:
+        """Watch the protected state for injected faults, and for sentinels."""
+        self.faults.watch_state(protected, lambda: self.loop.pending)
+        self.phases.nonfinite.watch(protected, self.device)
 
     def report_schema(self, protected: ProtectedState) -> None:
         """Report a digest of the state's schema, and of the shards that this rank holds."""
@@ -142,6 +148,7 @@ class WorkerPorts:
         """Exchange this rank's own state with its partners on other hosts, and take over the parts
         of absent ranks in saves. Raises GroupError."""
         self.absent_parts.learn(body)
+        self.phases.nonfinite.connected([joiner for _, joiner in body.transfers])
         self.phases.slots.connect_partners(body.generation, partners_of(self.seat, body))
 
     def generation_opened(self, step: int) -> None:

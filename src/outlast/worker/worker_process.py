@@ -143,6 +143,7 @@ class WorkerProcess(WorkerPorts):
             auditor=self.auditor,
         )
         self.phases.idle_ranks = self.loop.idle_ranks
+        self.phases.nonfinite.configure(settings, lambda: self.loop.batch)
 
     def take_seat(self) -> None:
         """Block until the controller gives this worker a seat, then make the process group."""
@@ -273,7 +274,7 @@ class WorkerProcess(WorkerPorts):
         protected.script = self.script.carried
         self.phases.protected = protected
         self.report_schema(protected)
-        self.faults.watch_state(protected, lambda: self.loop.pending)
+        self.watch(protected)
         if self.restorer is not None:
             self.restorer.restore(protected)
             self.restorer = None

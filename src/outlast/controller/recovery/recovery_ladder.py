@@ -126,8 +126,10 @@ def choose(situation: Situation, policy: RecoveryPolicy = DEFAULT) -> RecoveryCh
 
 def _exhausted(situation: Situation) -> str:
     """Return why no rung can help; "" if one may."""
-    if situation.cause is not None and situation.cause.kind == "contract":
-        return f"{situation.cause.detail}: a retry would fail the same way"
+    if (cause := situation.cause) is not None and cause.repeats:
+        return cause.detail
+    if cause is not None and cause.kind == "contract":
+        return f"{cause.detail}: a retry would fail the same way"
     if situation.is_cut_for_good:
         return (
             f"{situation.cut}, and no other hosts have spares or room for the ranks of one of them;"
@@ -313,21 +315,21 @@ _RUNGS: dict[Rung, Callable[[Situation, _Course], tuple[str, bool]]] = {
 }
 
 _KINDS_OF_TROUBLE = 4
-# SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: raised by the process itself, and may recur.
-_CRASHES = (4, 6, 7, 8, 11)
+_CRASHES = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: by the process itself
+_TRACED = ("raised", "exited", "oom")
 
 _TELLING = (
-    "contract", "mismatch", "diverged", "unknown", "torn", "storage", "hung", "stopped", "killed",
-    "exited", "raised", "agent_lost", "regrow", "transfer", "controller_lost", "transport",
-    "unsettled", "requested", "save",
+    "contract", "mismatch", "diverged", "nonfinite", "oom", "unknown", "torn", "storage", "hung",
+    "stopped", "killed", "exited", "raised", "agent_lost", "regrow", "transfer",
+    "controller_lost", "transport", "unsettled", "requested", "save",
 )  # fmt: skip
 
 
 def root_fault(faults: tuple[Fault, ...]) -> Fault | None:
-    """Return the fault that explains the others: a traceback first, a broken connection last."""
-    order = [fault for fault in faults if fault.kind == "contract"]
+    """Return the fault that explains the others: traceback first, broken connection last."""
+    order = [fault for fault in faults if fault.repeats or fault.kind == "contract"]
     order += [fault for fault in faults if fault.kind == "diverged" and fault.seat < 0]
-    order += [fault for fault in faults if fault.traceback and fault.kind in ("raised", "exited")]
+    order += [fault for fault in faults if fault.traceback and fault.kind in _TRACED]
     if order:
         return order[0]
     return min(faults, key=_causal_order, default=None)
@@ -357,8 +359,7 @@ def failure_identity(faults: tuple[Fault, ...]) -> str:
 
 
 def is_accident(fault: Fault) -> bool:
-    """Return whether the fault came from outside the process: a kill, a stop signal, a lost
-    host."""
+    """Return whether the fault came from outside the process: kill, stop signal, lost host."""
     if fault.kind == "killed":
         return fault.signal not in _CRASHES
     return fault.kind in ("agent_lost", "controller_lost", "stopped")
@@ -366,10 +367,9 @@ def is_accident(fault: Fault) -> bool:
 
 def is_user_error(cause: Fault | None) -> bool:
     """Return whether the cause lies in the user's own code."""
-    if cause is None:
-        return False
-    return cause.kind in ("contract", "raised") or (
-        cause.kind == "exited" and bool(cause.traceback)
+    own = ("contract", "raised", "oom")
+    return cause is not None and (
+        cause.repeats or cause.kind in own or (cause.kind == "exited" and bool(cause.traceback))
     )
 
 

@@ -29,7 +29,8 @@ NOTICE = "notice"  # a planned move: a notice, or a finding of a node check
 # Classes of failure: kinds of faults, and planned moves.
 FAILURES = (
     *("killed", "exited", "hung", "stopped", "raised", "transport", "unsettled", "torn"),
-    *("diverged", "unknown", "mismatch", "transfer", "storage", "agent_lost", "controller_lost"),
+    *("diverged", "nonfinite", "oom", "unknown", "mismatch", "transfer", "storage"),
+    *("agent_lost", "controller_lost"),
     NOTICE,
 )
 HOUR_S = 3600.0

@@ -36,7 +36,7 @@ from outlast.theory.failures import HOUR_S
 # Faults that take their worker.
 TAKES = (
     *("killed", "exited", "hung", "stopped", "torn", "diverged", "unknown", "mismatch"),
-    *("transfer", "agent_lost"),
+    *("transfer", "agent_lost", "nonfinite"),
 )
 LIVE_RUNGS: tuple[Rung, ...] = ("retry", "migrate", "replace", "respawn", "shrink", "rebuild")
 REGROW = "regrow"  # absent ranks come back: no rung of policies, and no failure

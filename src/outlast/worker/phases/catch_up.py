@@ -259,6 +259,11 @@ class CatchUp:
         if self._owner.protected_state().reducers.is_ready:
             self.rehearsed_here.add(key)
 
+    def try_alone(self, call: Callable[[], Any], key: str) -> None:
+        """Run a phase's function without the other ranks, and undo it."""
+        self._run_dry(call, key)
+        self._status.enter("idle")
+
     def _take_dry_step(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
         """Take a dry step of a function that other ranks have rehearsed, which warms up kernels,
         allocators and compilers. If the other ranks' static graphs have had their first backward in

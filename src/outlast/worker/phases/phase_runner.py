@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from outlast.controller.fault_spec import Where
@@ -21,16 +22,15 @@ from outlast.events import Fault, FaultKind
 from outlast.random_state import Generator
 from outlast.worker.groups import GroupRegistry, is_transport_error
 from outlast.worker.phases import commit_gate, phase_attempt
-from outlast.worker.phases.catch_up import REHEARSALS, CatchUp
-from outlast.worker.phases.commit_gate import LeftoverGradients
+from outlast.worker.phases.catch_up import CatchUp
 from outlast.worker.phases.lost_results import is_evidence
 from outlast.worker.phases.phase_attempt import AttemptUndone, Kind, PhaseAttempt, WrittenWeights
 from outlast.worker.phases.script_progress import LOST, ProgressSlots, ScriptProgress, keep_result
 from outlast.worker.phases.step_redo import StepRedo
+from outlast.worker.phases.step_rehearsal import StepRehearsal
 from outlast.worker.phases.worker_recovery import WorkerRecovery
-from outlast.worker.script import repetitions
-from outlast.worker.script.repetitions import RepetitionCheck
 from outlast.worker.script.script_variables import ScriptVariables
+from outlast.worker.sentinels.nonfinite_sentinel import NonFiniteSentinel
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
@@ -73,9 +73,10 @@ class PhaseRunner:
         self.on_complete: Callable[[Kind], None] = lambda _kind: None
         self.aside = False  # True during a phase that the script did not call
         self.attempt: PhaseAttempt | None = None
-        self._repetitions = RepetitionCheck()
-        self._leftovers = LeftoverGradients(script.reads_gradients)
-        self._ungated: set[str] = set()  # functions that have ended a phase without a step
+        self.rehearsal = StepRehearsal(
+            status, groups, self.joining, script, protected, standalone=standalone
+        )
+        self.nonfinite = NonFiniteSentinel(status, groups, timeline, self)
         self._recorded = False
 
     def _is_protected(self, optimizer: Any) -> bool:
@@ -113,6 +114,7 @@ class PhaseRunner:
         if replayed is not None:
             return replayed[0]
         while True:
+            self.nonfinite.investigate(call, key)
             self.joining.prepare_phase(call, key)
             if self._status.requested and kind != "checkpoint":
                 self.save_on_request()
@@ -139,7 +141,7 @@ class PhaseRunner:
         status = self._status
         attempt = self._begin(key, kind, undo)
         self.slots.write_before(attempt.undo.own_bytes)
-        status.rehearsing = not self._standalone and self._is_rehearsal(attempt)
+        status.rehearsing = self.rehearsal.is_rehearsal(attempt)
         name = f"{kind} {key}" if kind in ("step", "eval") else kind
         state = "checkpoint" if kind == "checkpoint" else "dry" if status.rehearsing else "running"
         try:
@@ -172,7 +174,10 @@ class PhaseRunner:
         self.gate.vote = self._vote_before_step
         self.gate.is_undoable = attempt.dry or attempt.has_copy
         try:
-            with self._leftovers.watched(attempt.key, self.protected_state().tree):
+            with (
+                self.rehearsal.leftovers.watched(attempt.key, self.protected_state().tree),
+                self.nonfinite.attempt(self.protected_state()),
+            ):
                 yield
         finally:
             self.attempt = self.gate.vote = None
@@ -184,59 +189,28 @@ class PhaseRunner:
         attempt = self.attempt
         assert attempt is not None
         if not attempt.dry:
-            self._leftovers.must_not_be_used(attempt.key, optimizer)
+            self.rehearsal.leftovers.must_not_be_used(attempt.key, optimizer)
             self.protected_state().iterations.must_be_sharded(optimizer)
             self.joining.must_not_train_on_lost(optimizer)
         if not (self.gate.is_undoable or attempt.vote_ns):
             commit_gate.prepare_vote(attempt, self.protected_state())
-            self._rehearse(attempt)
+            self.rehearsal.rehearse(attempt)
+            self.nonfinite.look(attempt.key, optimizer)
             self._vote(attempt, gated=True)
             commit_gate.note_uncounted_step(attempt, self._status.step, self._timeline.note_once)
+        if not self.gate.is_undoable:
+            self.nonfinite.before_step(attempt.key, optimizer)
 
     def _vote_at_end(self, attempt: PhaseAttempt) -> None:
         """Vote at the end of a phase in which no optimizer has stepped."""
         commit_gate.must_leave_no_gradient(attempt, self.protected_state())
         if attempt.kind == "eval":
-            self._leftovers.must_not_be_read(attempt.key, self.script.refuse)
+            self.rehearsal.leftovers.must_not_be_read(attempt.key, self.script.refuse)
         commit_gate.prepare_vote(attempt, self.protected_state())
         if attempt.has_copy:
-            self._rehearse(attempt)
+            self.rehearsal.rehearse(attempt)
         self._vote(attempt, gated=False)
-        self._ungated.add(attempt.key)
-
-    def _rehearse(self, attempt: PhaseAttempt) -> None:
-        """Raise StepRefused in a function's first attempts, which are compared with each other."""
-        key, place = attempt.key, (self._status.opened, self._status.n)
-        is_new = not self._standalone and key not in self.joining.rehearsed_here
-        if is_new or self._leftovers.is_due(key, place):
-            self.joining.rehearsals[key] = self.joining.rehearsals.get(key, 0) + 1
-            attempt.rehearsed = True
-            self._compare(attempt)
-            if self.joining.rehearsals[key] == REHEARSALS:
-                reads = b"." * self.script.reads_gradients(key)
-                self._leftovers.rehearsed(key, self._groups.gather_bytes(reads), place)
-            raise StepRefused("rehearsal")
-        if self._repetitions.awaits(key):
-            self._compare(attempt)
-            self.script.caches.trust_grown()
-
-    def _compare(self, attempt: PhaseAttempt) -> None:
-        """Compare the attempt's results with those of the previous attempt."""
-        key, check, now = attempt.key, self._repetitions, self._look(attempt)
-        difference = check.rehearsed(key, now) if attempt.rehearsed else check.first_step(key, now)
-        if difference is not None:
-            self.script.differs(key, difference, zeroed=self.joining.rehearsals[key] > REHEARSALS)
-
-    def _look(self, attempt: PhaseAttempt) -> repetitions.Repetition:
-        protected = self.protected_state()
-        choices, named = protected.own_choices(), protected.tree.named_parameters()
-        return repetitions.look(self._status.opened, choices, attempt.reports, named)
-
-    def _is_rehearsal(self, attempt: PhaseAttempt) -> bool:
-        """Return whether the attempt may be refused at its gate and must not be interrupted."""
-        is_step = attempt.kind == "step" and attempt.key not in self._ungated
-        is_gated = is_step or attempt.has_copy or attempt.key in self.joining.rehearsals
-        return is_gated and attempt.key not in self.joining.rehearsed_here
+        self.rehearsal.ungated.add(attempt.key)
 
     def _vote(self, attempt: PhaseAttempt, *, gated: bool) -> None:
         """Vote on phase n+1, `gated` before an optimizer's step. Raises StepRefused, PhaseError."""
@@ -250,11 +224,11 @@ class PhaseRunner:
         self.slots.write_after(attempt, aside=self.aside)
         compares = gated or attempt.has_copy
         ballot = f"{place} {local.ballot()}" if compares else place
-        repeats = attempt.kind in ("step", "eval") and self._repetitions.must_repeat(
-            attempt.key, self.script.caches, lambda: self._look(attempt)
-        )  # the gradients of other kinds do not repeat
+        repeats = self.rehearsal.must_repeat(attempt)
         if repeats:  # a ballot that no other rank has: all repeat the phase
             ballot += f" again, rank {self._recovery.seat}"
+        if gated:
+            ballot += self.nonfinite.ballot()
         status.enter_attempt("voting")
         try:
             self._watch("vote")
@@ -263,7 +237,7 @@ class PhaseRunner:
         except (Exception, StepRefused) as error:  # noqa: BLE001 - after any error, the vote may be cast
             self._resolve_lost_vote(error)
         else:
-            if repeats or not agreed:
+            if repeats or self.nonfinite.is_raised or not agreed:
                 status.enter("running")
                 self._resolve_unequal_ballots(attempt, place)
         if compares:
@@ -277,10 +251,12 @@ class PhaseRunner:
     def _resolve_unequal_ballots(self, attempt: PhaseAttempt, place: str) -> None:
         """Agree with all ranks on the state that differs. Raises StepRefused or PhaseError."""
         protected, exchange = self.protected_state(), self._groups.gather_bytes
-        protected.local.dispute(place, replica_set(protected), exchange, self._timeline.note_once)
+        note, word = self._timeline.note_once, self.nonfinite.word(attempt.reports)
+        words = protected.local.dispute(place, replica_set(protected), exchange, note, word)
         attempt.disputed = True
         self.slots.forget_before()
-        raise StepRefused("ranks differ in state other than weights, or a cache has grown")
+        why = "ranks differ in state other than weights, or a cache has grown"
+        raise StepRefused(self.nonfinite.conclude(words) or why)
 
     def _resolve_lost_vote(self, error: BaseException) -> None:
         """Wait for the controller's decision on a vote whose result this rank did not receive."""
@@ -322,6 +298,7 @@ class PhaseRunner:
         shared = attempt.kind in ("epoch", "draw", "checkpoint")
         known = kept if shared or is_evidence(result) else LOST
         self.step_redo.completed()
+        self.nonfinite.completed(step, is_gated=attempt.is_gated)
         status.completed(step=step, result=known, shared=shared)
         self.on_complete(attempt.kind)
 
@@ -334,15 +311,9 @@ class PhaseRunner:
             self.await_replacement(GroupError(reason), "torn")
         if why := attempt.undo.put_back() or attempt.describe_written():
             self.await_replacement(GroupError(why), "broken")
-        key, rehearsed = attempt.key, self.joining.rehearsed_here
         if not (attempt.rehearsed or (attempt.disputed and self.script.caches.repeated)):
             self.script.remove_cache_entries()
-        if attempt.rehearsed and key not in rehearsed and self.script.end_rehearsal(key):
-            self._repetitions.widened(key)
-        if attempt.rehearsed or attempt.disputed:
-            self.protected_state().reducers.restore()  # as other ranks do at the opening
-        if self.joining.rehearsals.get(key) == REHEARSALS and key not in rehearsed:
-            rehearsed.add(key)
+        if self.rehearsal.end(attempt):
             self.on_record()
         self._status.enter("idle")
 
@@ -389,9 +360,16 @@ class PhaseRunner:
             attempt.undo.put_back()
             self.script.remove_cache_entries()
 
-    def report_fault(self, detail: str, kind: FaultKind) -> None:
-        """Report a fault that closes this generation."""
-        self._status.report_fault(self._fault(detail, kind))
+    def report_fault(self, detail: str, kind: FaultKind, *, repeats: bool = False) -> None:
+        """Report a fault that closes this generation; `repeats`: it would come again."""
+        fault = self._fault(detail, kind)
+        if repeats:  # found in an attempt, and reported behind it
+            fault = replace(fault, repeats=True, state="running")
+        self._status.report_fault(fault)
+
+    def try_alone(self, call: Callable[[], Any], key: str) -> None:
+        """Run a phase's function without the other ranks, and undo it."""
+        self.joining.try_alone(call, key)
 
     def protected_state(self) -> ProtectedState:
         """Return the protected state, which exists inside a phase."""

@@ -62,6 +62,7 @@ class StateStanding(msgspec.Struct, frozen=True, array_like=True):
     differing: tuple[str, ...]
     compared: tuple[str, ...]
     digests: dict[str, bytes]
+    word: bytes = b""  # of a sentinel
 
 
 class RankLocalState:
@@ -241,8 +242,10 @@ class RankLocalState:
         replica_set: bytes,
         exchange: Callable[[bytes], list[bytes]],
         tell: Callable[[str], None],
-    ) -> None:
-        """Determine on all ranks which parts differ, after a vote with unequal ballots.
+        word: bytes = b"",
+    ) -> list[bytes]:
+        """Determine on all ranks which parts differ, after a vote with unequal ballots; return the
+        words of their sentinels.
 
         Raises PhaseError if the ranks are in different phases, or if the differing parts are too
         large for the slot.
@@ -253,6 +256,7 @@ class RankLocalState:
             tuple(sorted(self.differing)),
             tuple(sorted(self.compared)),
             self._digests,
+            word,
         )
         answers = exchange(msgspec.msgpack.encode(mine))
         standings = [msgspec.msgpack.decode(each, type=StateStanding) for each in answers]
@@ -266,6 +270,7 @@ class RankLocalState:
                 f"{news} differ by rank: they are the rank's own from here on, as under torchrun; a"
                 " rank that is lost while it steps brings all ranks back to the newest copy"
             )
+        return [each.word for each in standings]
 
     def _settle(self, standings: Sequence[StateStanding]) -> str:
         before = set(self.differing)

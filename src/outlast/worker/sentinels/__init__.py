@@ -1,0 +1,1 @@
+"""Sentinels inside a worker: detectors over one rank's numbers (docs/sentinels.md)."""

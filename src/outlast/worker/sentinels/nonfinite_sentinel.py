@@ -1,0 +1,380 @@
+"""Sentinel for gradients that are not finite: looked at before each optimizer's step, told with the
+vote, and answered by all ranks alike (controller/sentinels/nonfinite_rule.py has the rule).
+
+A rank that finds one casts a ballot that no other rank has. The exchange that follows any unequal
+vote carries the words of all ranks; in a healthy step nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from msgspec.structs import replace
+from torch.optim import Optimizer
+
+from outlast import events
+from outlast.config import WorkerSettings
+from outlast.controller.sentinels.nonfinite_rule import (
+    NanPolicy,
+    NonFiniteDecision,
+    NonFiniteWord,
+    decide,
+    parse_nan,
+)
+from outlast.worker.groups import GroupRegistry
+from outlast.worker.sentinels.nonfinite_gradients import (
+    ModuleOutputs,
+    OwnContribution,
+    nonfinite_gradient,
+)
+from outlast.worker.sentinels.saved_batches import SampleSearch, save_batch
+from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.worker_events import WorkerEvents
+from outlast.worker.worker_status import WorkerStatus
+
+CHECK = "nonfinite"
+
+
+class NonFiniteOwner(Protocol):
+    """The phase runner, as the sentinel uses it."""
+
+    def protected_state(self) -> ProtectedState:
+        """Return the protected state."""
+        ...
+
+    def try_alone(self, call: Callable[[], Any], key: str) -> None:
+        """Run a phase's function without the other ranks, and undo it."""
+        ...
+
+    def report_fault(self, detail: str, kind: events.FaultKind, *, repeats: bool = False) -> None:
+        """Report a fault that closes this generation."""
+
+
+@dataclasses.dataclass
+class _Case:
+    """A phase with a gradient that is not finite, before it is complete. `n`: phases before it."""
+
+    n: int = -1
+    tries: int = 0
+    course: str = ""  # "skip" or "apply", once decided
+    decision: NonFiniteDecision | None = None  # the newest
+    words: dict[int, NonFiniteWord] = dataclasses.field(default_factory=dict)
+    places: dict[str, None] = dataclasses.field(default_factory=dict)  # where it was computed
+    moved: set[int] = dataclasses.field(default_factory=set)  # ranks that went on elsewhere
+
+
+class NonFiniteSentinel:
+    """Sentinel of one worker; without a launcher it does nothing."""
+
+    def __init__(
+        self,
+        status: WorkerStatus,
+        groups: GroupRegistry,
+        timeline: WorkerEvents,
+        owner: NonFiniteOwner,
+    ) -> None:
+        self._status, self._groups, self._timeline = status, groups, timeline
+        self._owner = owner
+        self._policy = NanPolicy(watches=False)
+        self._run_dir = Path()
+        self._device = ""
+        self._batch: Callable[[], Any] = lambda: None  # the newest batch of the loop
+        self._own, self._outputs = OwnContribution(), ModuleOutputs()
+        self._case = _Case()
+        self._skipped = 0  # batches in a row
+        self._found = ""
+        self._is_custom = False
+        self._is_blind = False
+        self._named: list[tuple[int, str, torch.nn.Parameter]] = []
+        self._stepping: dict[str, dict[int, Optimizer]] = {}  # by function, those behind one vote
+        self._due: NonFiniteDecision | None = None  # to be looked into before the next attempt
+
+    def configure(self, settings: WorkerSettings | None, batch: Callable[[], Any]) -> None:
+        """Take the settings of the run, and how to get the newest batch of the loop."""
+        self._batch = batch
+        if settings is not None:
+            self._policy, self._run_dir = parse_nan(settings.nan), Path(settings.run_dir)
+
+    def watch(self, protected: ProtectedState, device: torch.device) -> None:
+        """Watch this rank's own contributions to gradients, on its device."""
+        self._device = "cpu" if device.type == "cpu" else f"GPU {device.index or 0}"
+        if self._policy.watches:
+            self._own.watch(protected.modules)
+
+    @contextmanager
+    def attempt(self, protected: ProtectedState) -> Iterator[None]:
+        """Watch one attempt; one that is run again, closely."""
+        self._found = ""
+        self._own.clear()
+        if self._case.n != self._status.n:
+            yield
+            return
+        with self._outputs.watched(protected.modules):
+            yield
+
+    # --- before the vote ---
+
+    def look(self, key: str, optimizer: Optimizer) -> None:
+        """Look at the gradients of the optimizer that is about to step, and of those that step
+        behind the same vote in this function. One that has `found_inf` steps under a GradScaler,
+        which skips it by itself."""
+        if not self._policy.watches or self._is_blind or self._course:
+            return
+        if hasattr(optimizer, "found_inf"):
+            return
+        stepping = {**self._stepping.get(key, {}), id(optimizer): optimizer}
+        wanted = {
+            id(p) for each in stepping.values() for g in each.param_groups for p in g["params"]
+        }
+        self._is_custom = any(map(_has_own_step, stepping.values()))
+        try:
+            self._found = nonfinite_gradient(self._gradients(wanted))
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError) as error:  # a type without norms: it cannot tell
+            self._is_blind = True
+            self._timeline.note_once(
+                f"gradients cannot be checked for numbers that are not finite ({error});"
+                " training goes on without this check",
+                CHECK,
+            )
+
+    def _gradients(self, wanted: Collection[int]) -> Iterator[tuple[str, torch.Tensor]]:
+        if not self._named:
+            named = self._owner.protected_state().tree.named_parameters()
+            self._named = [(id(p), name, p) for name, p in named]
+        for number, name, parameter in self._named:
+            if number in wanted and parameter.grad is not None:
+                yield name, parameter.grad
+
+    @property
+    def _course(self) -> str:
+        return self._case.course if self._case.n == self._status.n else ""
+
+    @property
+    def is_raised(self) -> bool:
+        """Return whether this rank's ballot is meant to differ from all others."""
+        return bool(self._found)
+
+    def ballot(self) -> str:
+        """Return what this rank's ballot has besides the place."""
+        if self._course:
+            return f" {self._course}"
+        return f" not finite, rank {self._timeline.seat}" if self._found else ""
+
+    def word(self, reports: Mapping[str, float]) -> bytes:
+        """Return this rank's word for the exchange behind an unequal vote."""
+        if not self._policy.watches:
+            return b""
+        is_own, evidence = self._evidence(reports) if self._found else (False, "")
+        is_known = self._case.n == self._status.n
+        word = replace(
+            self._mine,
+            tries=self._case.tries if is_known else 0,
+            found=self._found,
+            is_own=is_own,
+            evidence=evidence,
+            course="skip" if self._course == "skip" else "apply" if self._course else "",
+            skipped=self._skipped,
+            is_custom=self._is_custom,
+            places=tuple(self._case.places) if is_known else (),
+            moved=tuple(self._case.moved) if is_known else (),
+        )
+        return msgspec.msgpack.encode(word)
+
+    def _evidence(self, reports: Mapping[str, float]) -> tuple[bool, str]:
+        """Return whether this rank's own contribution is not finite, and by what."""
+        loss, output = reports.get("loss", 0.0), self._outputs.first_nonfinite()
+        is_own = not self._own.is_finite() or not math.isfinite(loss)
+        if not self._own.has_run:  # FSDP2 reduces without autograd's hooks
+            is_own = is_own or bool(output)
+        if output or not math.isfinite(loss):
+            return is_own, output or f"loss={loss}"
+        return is_own, "its own contribution, before the reduction" if is_own else ""
+
+    # --- behind an unequal vote ---
+
+    def conclude(self, words: Sequence[bytes]) -> str:
+        """Take the words of all present ranks; return what happens next, "" if nothing does."""
+        seats = self._groups.presence.of(range(self._groups.world))
+        decoded = {
+            seat: msgspec.msgpack.decode(word, type=NonFiniteWord) if word else NonFiniteWord()
+            for seat, word in zip(seats, words, strict=True)
+        }
+        decision = decide(decoded, self._policy)
+        if decision is None:
+            return ""
+        if self._case.n != self._status.n:
+            self._case = _Case(self._status.n)
+        case = self._case
+        known = case.course
+        case.tries, case.decision, case.words = decision.tries, decision, decoded
+        concerned = decision.culprits or [seat for seat, word in decoded.items() if word.found]
+        places = [place for word in decoded.values() for place in word.places]
+        case.places |= dict.fromkeys([*places, *(decoded[seat].place for seat in concerned)])
+        case.moved.update(*(word.moved for word in decoded.values()))
+        if decision.course in ("skip", "apply"):
+            case.course = decision.course
+        text = f"{decision.detail or 'decided before'}: {_NEXT[decision.course]}"
+        if decision.course == "move" and self._timeline.seat in decision.culprits:
+            self._owner.report_fault(text, CHECK)
+        elif decision.course in ("skip", "apply", "stop") and not known:
+            self._due = decision if self._timeline.seat == decision.reporter else None
+        return text
+
+    def investigate(self, call: Callable[[], Any], key: str) -> None:
+        """Save the batch of a decision, look for the sample, and report both; between attempts,
+        while the other ranks wait for this one."""
+        decision, self._due = self._due, None
+        if decision is None or not self._status.is_open:
+            return
+        step = self._status.step + 1
+        batch = save_batch(self._run_dir, step, self._timeline.seat, self._batch())
+        sample = ""
+        if self._case.tries > 1 and not self._owner.protected_state().reducers.is_static:
+            sample = SampleSearch(lambda each: self._is_finite(each, key)).describe(call)
+        cause = self._cause(decision)
+        parts = [f"step {step}: {decision.detail}", cause, batch, sample]
+        text = "; ".join(filter(None, parts))
+        if decision.course == "stop":
+            self._owner.report_fault(f"{text}{_advice(self._policy)}", CHECK, repeats=True)
+        elif decision.course == "apply":
+            self._timeline.note_once(
+                f"{text}; the optimizer has a step of its own, which may handle this, so that it"
+                " steps; to stop or to skip such batches, give --nan stop or --nan skip:K",
+                "applied",
+            )
+        else:
+            self._write_finding(self._mine, "warn", text)
+
+    @property
+    def _mine(self) -> NonFiniteWord:
+        """This rank's place."""
+        return NonFiniteWord(
+            worker=self._timeline.worker, host=platform.node(), device=self._device
+        )
+
+    def _is_finite(self, call: Callable[[], Any], key: str) -> bool:
+        self._owner.try_alone(call, key)
+        return self._own.is_finite() and not self._outputs.first_nonfinite()
+
+    def _cause(self, decision: NonFiniteDecision) -> str:
+        case = self._case
+        if decision.skipped and decision.course == "stop":
+            return f"{decision.skipped} batches in a row were skipped before it"
+        if not self._policy.reruns:
+            return "nothing was tried (--nan stop)"
+        where = f"{decision.tries} attempts from the same state, on {', '.join(case.places)}"
+        if case.moved:
+            return f"{where}, gave the same: the data or the model, not a device"
+        if len(decision.culprits) == len(case.words):
+            return f"{where}, gave the same: the data or the model"
+        return f"{where}, gave the same, and no other device was tried"
+
+    # --- behind the vote ---
+
+    def before_step(self, key: str, optimizer: Optimizer) -> None:
+        """Let an optimizer step without gradients, which changes nothing, if the batch is skipped;
+        every step behind a vote comes here."""
+        self._stepping.setdefault(key, {})[id(optimizer)] = optimizer
+        if self._course == "skip":
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def connected(self, joiners: Collection[int]) -> None:
+        """Note which ranks go on elsewhere, since a generation is connected."""
+        if self._case.decision is not None:
+            self._case.moved |= set(joiners).intersection(self._case.decision.culprits)
+
+    def completed(self, step: int, *, is_gated: bool) -> None:
+        """Report what came of a case, since its phase is complete here."""
+        case, self._case = self._case, _Case()
+        if case.n != self._status.n or case.decision is None:
+            self._skipped = 0 if is_gated else self._skipped
+            return
+        seats = self._groups.presence.of(range(self._groups.world))
+        is_first = self._timeline.seat == min(set(seats) - case.moved, default=seats[0])
+        self._skipped = case.decision.skipped + 1 if case.course == "skip" else 0
+        if case.course == "skip" and is_first:
+            self._timeline.emit(
+                events.BatchSkipped(
+                    t_ns=self._timeline.now_ns(),
+                    worker=self._timeline.worker,
+                    seat=case.decision.reporter,
+                    step=step,
+                    row=self._skipped,
+                    detail=case.decision.detail,
+                )
+            )
+        elif not case.course:
+            self._report_cure(case, case.decision, step, is_first=is_first)
+
+    def _report_cure(
+        self, case: _Case, decision: NonFiniteDecision, step: int, *, is_first: bool
+    ) -> None:
+        """Report a step that was not finite, and then was."""
+        text = f"step {step}: {decision.detail}"
+        if case.moved:
+            for seat in sorted(case.moved) if is_first else ():
+                word = case.words[seat]
+                self._write_finding(
+                    word,
+                    "drain",
+                    f"{text}; {decision.tries} attempts on {word.place} gave the same, and rank"
+                    f" {seat} is finite elsewhere: that device is at fault",
+                )
+            return
+        again = f"{text}; run again from the same state in the same place, it is finite"
+        is_known = 0 < len(decision.culprits) < len(case.words)
+        if is_known and self._timeline.seat in decision.culprits:
+            self._write_finding(self._mine, "warn", f"{again}: a transient error there")
+        elif not is_known and is_first:
+            places = ", ".join(case.places)
+            nowhere = NonFiniteWord(host=platform.node())
+            self._write_finding(nowhere, "warn", f"{again}: a transient error on one of {places}")
+
+    def _write_finding(self, word: NonFiniteWord, severity: str, text: str) -> None:
+        """Write a finding on the device of a rank."""
+        self._timeline.emit(
+            events.Warned(
+                t_ns=self._timeline.now_ns(),
+                host=word.host,
+                check=CHECK,
+                symptom="other",
+                severity=severity,
+                code="gradient not finite",
+                device=word.device,
+                detail=text,
+                worker=word.worker,
+            )
+        )
+
+
+_NEXT = {
+    "rerun": "the step is run again in place",
+    "move": "the same again, so that another device is tried",
+    "skip": "the batch is skipped",
+    "apply": "the optimizer steps",
+    "stop": "the run stops",
+}
+
+
+def _advice(policy: NanPolicy) -> str:
+    if policy.skips_max:
+        return "; look at these batches, or at the model"
+    return "; look at the batch, or at the model, or skip such batches with --nan skip:K"
+
+
+def _has_own_step(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's `step` is not torch's, and may handle such gradients itself."""
+    module = getattr(type(optimizer).step, "__module__", "")
+    return not module.startswith("torch.")
