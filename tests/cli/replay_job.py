@@ -24,6 +24,9 @@ seed = session.shared("seed", lambda: int.from_bytes(os.urandom(4), "little"))
 
 def train_step(index: int) -> float:
     wrong = session.rank == WRONG_RANK and session.step_index + 1 == WRONG_STEP
+    if wrong and os.environ.get("REPLAY_BUG") == "raise":
+        print("the next record is bad", flush=True)
+        raise ValueError(f"bad record, read with {os.environ.get('WANDB_API_KEY')}")
     if wrong and os.environ.get("REPLAY_BUG") == "seed":
         torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
     x = torch.full((4, 8), (seed % 89 + index) / 89)

@@ -48,6 +48,13 @@ def test_the_script_keeps_its_own_flags(script: str) -> None:
     assert plan.script == script
 
 
+@pytest.mark.parametrize("flag", ["--token", "--log", "--keep", "--n", "--rdzv"])
+def test_the_script_keeps_flags_that_abbreviate_several_of_ours(script: str, flag: str) -> None:
+    assert parse([script, flag, "7"]).args == (flag, "7")
+    with pytest.raises(UsageError):
+        parse([flag, "7", script])
+
+
 def test_module_and_program() -> None:
     module = parse(["-m", "json.tool", "x"])
     assert module.command[1:] == ("-u", "-m", "json.tool", "x") and module.script == "-m json.tool"

@@ -42,8 +42,9 @@ from pathlib import Path
 # Units of ranks that leave together: 2, 500.
 # Deputies of absent ranks in saves: 2, 400.
 # Gradients that are not finite: 11 with tests and a split of faults and rehearsals, 1,900.
+# Bundles of stopped runs, classes of exit codes: 8, 1,000.
 CEILINGS = {
-    "modules": 562,
+    "modules": 570,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -52,7 +53,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 124900,
+    "lines": 126000,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -44,6 +44,10 @@ COMMANDS = {
         "bench.strategy_race:bench",
         "Compare recovery strategies on the same job under the same kills.",
     ),
+    "bundle": (
+        "bundle:bundle",
+        "Write a forensic bundle of a run: what it left behind, without secrets.",
+    ),
     "check": (
         "check:check",
         "Check this node: GPUs, links, file systems, kernel log, memory, services.",
@@ -76,6 +80,7 @@ _EXTRAS = {
     "numba": "plan",
     "pyarrow": "plan",
     "distributed": "dask",
+    "zstandard": "run",
     "jinja2": "fleet",
     "polars": "fleet",
 }

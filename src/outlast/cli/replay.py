@@ -29,6 +29,7 @@ from outlast.cli.replay_comparison import (
     show,
     sides,
 )
+from outlast.cli.replay_source import compare_failures, failure_of, opened, passed_failure
 from outlast.errors import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -152,9 +153,10 @@ def run_once(start: Start, target: Path, *, plain: bool, keep: Note, note: Note)
         raise KeyboardInterrupt
     if end.outcome != "done":
         keep(end.outcome)
+        verdict = compare_failures(failure_of(start.run_dir), end.cause)
         raise OutlastError(
-            f"the replay from step {start.place.step} failed and has no result; its logs and"
-            f" events were kept: outlast explain {target}\n" + frame_cause(end.outcome, end.cause)
+            f"the replay from step {start.place.step} failed ({verdict}); its logs and events were"
+            f" kept: outlast explain {target}\n" + frame_cause(end.outcome, end.cause)
         )
 
 
@@ -186,6 +188,7 @@ def replay(
 ) -> int:
     """Repeat steps of a run twice, and find nondeterministic operations.
 
+    The run may be a forensic bundle, as one that stopped in failure has written.
     Compares all reported numbers and the final checkpoints of both repetitions:
     tensors, optimizer, random generators, data positions. Then compares them with
     the run itself. The script runs again, and so do its own side effects, such as
@@ -194,8 +197,8 @@ def replay(
     Parameters
     ----------
     run_dir
-        Run directory, which `outlast run` printed at its start. Both repetitions are written to its
-        subdirectory `replay`, which is kept if they differ.
+        Run directory, which `outlast run` printed at its start, or a bundle of it. Both repetitions
+        are written to its subdirectory `replay`, which is kept if they differ.
     step
         Step of the checkpoint to start from (default: the newest).
     steps
@@ -205,12 +208,24 @@ def replay(
     json
         Print one JSON object on stdout at the end, and all other output on stderr.
     """
+    with opened(run_dir) as (source, notes):
+        return _replay(source, step, steps, notes, edited=edited, json=json)
+
+
+def _replay(
+    run_dir: Path,
+    step: int | None,
+    steps: int | None,
+    notes: list[str],
+    *,
+    edited: bool,
+    json: bool,
+) -> int:
     began = time.monotonic()
     console = Printer(stderr=json)
-    run_dir = run_dir.absolute()
     plan = torchrun_arguments.read_plan(run_dir)
     origin = open_target(str(run_dir)).open(step)
-    notes = _notes(run_dir, plan, origin, edited=edited)
+    notes = notes + _notes(run_dir, plan, origin, edited=edited)
     start = Start(run_dir, origin.place, _until(run_dir, origin.place, steps), plan)
     notes += _shortened(origin.place, steps, start.until_step)
     for note in notes:
@@ -224,6 +239,9 @@ def replay(
         for number, target in enumerate(twins, 1):
             console.rule(f"{number}/2  steps {origin.place.step + 1} to {start.until_step}")
             run_once(start, target, plain=json, keep=keep, note=_noting(console))
+        if passed := passed_failure(run_dir, start.place.step, start.until_step):
+            notes.append(passed)
+            _noting(console)(passed)
         pair, original, suggestions = _held_together(start, twins, origin)
         verdict = judge(pair, original)
         directories = tuple(map(str, twins)) if verdict != "identical" else ()
@@ -307,6 +325,7 @@ def _notes(
         raise UsageError(f"the script {script} does not exist; nothing was started; restore it")
     digest = there.get("script_digest", "")
     path = Path(there.get("script", "") or script)
+    path = path if path.is_file() else Path(script)  # a bundle's, elsewhere
     try:
         same = digest_of(path.read_bytes()) == digest
     except OSError:

@@ -12,7 +12,7 @@ import msgspec
 
 from outlast.cli.output_stream import Printer, echo_error, settle, write
 from outlast.controller.inputs import EndRun
-from outlast.errors import EXIT_DONE
+from outlast.errors import EXIT_DONE, OutlastError
 from outlast.launch import torchrun_arguments
 from outlast.launch.launcher import launch
 from outlast.launch.nodes import node_start
@@ -65,11 +65,23 @@ def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:
         if framed := frame_cause(end.outcome, end.cause):
             echo_error(framed)
         _summarise(run_dir, as_json=as_json)
+        if end.outcome in ("gave_up", "user_error"):
+            _bundle(run_dir)
     except (OSError, KeyboardInterrupt) as error:  # a full disk; or Ctrl-C, which was handled
         echo_error(f"outlast: summary incomplete ({type(error).__name__}): {_again(run_dir)}")
     except Exception as error:  # noqa: BLE001 - the run has ended: keep its exit code
         echo_error(f"outlast: no summary: {type(error).__name__}: {error}; {_again(run_dir)}")
     settle()
+
+
+def _bundle(run_dir: Path) -> None:
+    """Write a forensic bundle of a run that stopped in failure."""
+    from outlast.launch.bundles.bundle_writer import write_bundle  # lazy, as above
+
+    try:
+        echo_error(f"outlast: what is needed to find the cause: {write_bundle(run_dir)}")
+    except (OutlastError, ModuleNotFoundError) as error:
+        echo_error(f"outlast: {error}")
 
 
 def _again(run_dir: Path) -> str:

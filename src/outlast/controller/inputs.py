@@ -255,13 +255,14 @@ class RankMigrated(JournalEntry, frozen=True, tag="Moved"):
 
 
 class RungTaken(JournalEntry, frozen=True):
-    """Rung that a decision took, and the rule of the policy: a later term counts it in the budgets
-    of the hour."""
+    """Rung that a decision took for a class of failure, and the rule of the policy: a later term
+    counts both in the budgets of the hour."""
 
     rung: str
     rule: str
     t_ns: int
     incident: int = 0
+    failure: str = ""
 
 
 class AuditAgreedEntry(JournalEntry, frozen=True, tag="Agreed"):

@@ -12,7 +12,7 @@ from outlast.controller.controller_state import S_NS, ControllerTurn, WorkerReco
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response, partner_slots
-from outlast.controller.recovery.recovery_ladder import is_accident
+from outlast.controller.recovery.root_fault import is_accident
 from outlast.transport import messages
 
 _NEARLY = 0.8

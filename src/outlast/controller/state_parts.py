@@ -276,7 +276,7 @@ class Budgets(StatePart, kw_only=True):
     respawned_at: int = -1  # the farthest phase reported when the newest of them was started
     early_deaths: dict[int, int] = {}  # seat -> early deaths since a generation opened
     spares_failed: int = 0  # spares in a row that died young, since a generation opened
-    rungs: tuple[tuple[str, int], ...] = ()  # rungs taken within an hour, and when
+    rungs: tuple[tuple[str, str, int], ...] = ()  # as in Means, of an hour
 
     def end_attempts(self, faults: tuple[events.Fault, ...]) -> None:
         """End the row of failed generations: one has completed a phase."""
@@ -309,8 +309,7 @@ class Budgets(StatePart, kw_only=True):
     def count_early_death(self, seat: int, limit: float) -> bool:
         """Count a worker lost before it had its seat. Return True, and count anew, at the limit."""
         self.early_deaths[seat] = self.early_deaths.get(seat, 0) + 1
-        is_over = self.early_deaths[seat] >= limit
-        if is_over:
+        if is_over := self.early_deaths[seat] >= limit:
             self.early_deaths = {}
         return is_over
 
@@ -318,9 +317,10 @@ class Budgets(StatePart, kw_only=True):
         """Count a lost spare; one that lived for long ends the row."""
         self.spares_failed = self.spares_failed + 1 if died_young else 0
 
-    def take_rung(self, rung: str, t_ns: int) -> None:
-        """Count a rung in the budgets of the hour."""
-        self.rungs = (*(one for one in self.rungs if one[1] > t_ns - HOUR_NS), (rung, t_ns))
+    def take_rung(self, rung: str, failure: str, t_ns: int) -> None:
+        """Count a rung for a class of failure in the budgets of the hour."""
+        since_ns, taken = t_ns - HOUR_NS, (rung, failure, t_ns)
+        self.rungs = (*(one for one in self.rungs if one[2] > since_ns), taken)
 
     def record_opened(self) -> None:
         """Reset the budgets that an open generation resets."""

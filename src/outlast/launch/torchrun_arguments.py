@@ -13,7 +13,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 
@@ -190,9 +190,12 @@ def read_flags(argv: list[str]) -> Namespace:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        if "training_script" in message:
-            message = "no training script was given"
+        message = "no training script was given" if "training_script" in message else message
         raise UsageError(f"{message}; try: outlast run --nproc-per-node 4 script.py (or --help)")
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return found if len(found) == 1 else []  # else 3.11 refuses those of a script
 
 
 def _parser() -> ArgumentParser:
@@ -367,11 +370,9 @@ class _PlanVersion(msgspec.Struct):
 
 def store_plan(run_dir: RunDir, plan: RunPlan) -> None:
     """Write the plan to the run directory; raises RunDirError on failure."""
-    planned = PlanFile(cwd=str(Path.cwd()), plan=plan)
+    data = msgspec.json.encode(PlanFile(cwd=str(Path.cwd()), plan=plan))
     try:
-        replace_file(
-            run_dir.room(_PLAN_NAME), msgspec.json.format(msgspec.json.encode(planned), indent=2)
-        )
+        replace_file(run_dir.room(_PLAN_NAME), msgspec.json.format(data, indent=2))
     except OSError as error:
         raise RunDirError(
             f"{run_dir.room(_PLAN_NAME)} cannot be written: {error.strerror}; nothing was started"

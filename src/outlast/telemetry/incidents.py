@@ -12,8 +12,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from outlast.controller.recovery.recovery_ladder import root_fault
 from outlast.controller.recovery.recovery_policy import FROM_A_COPY
+from outlast.controller.recovery.root_fault import root_fault
 from outlast.events import (
     AnyEvent,
     CheckpointSaved,

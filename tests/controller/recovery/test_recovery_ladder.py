@@ -9,10 +9,8 @@ import pytest
 from outlast.controller.recovery.recovery_ladder import (
     Situation,
     choose,
-    failure_identity,
-    is_user_error,
-    root_fault,
 )
+from outlast.controller.recovery.root_fault import failure_identity, is_user_error, root_fault
 from outlast.events import Fault
 
 KILLED = Fault(kind="killed", detail="w1 was killed")

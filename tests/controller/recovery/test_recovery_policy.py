@@ -23,12 +23,15 @@ from outlast.controller.recovery.recovery_policy import (
     RecoveryPolicy,
     Rung,
     RungRule,
+    class_of,
     plain_rules,
 )
 from outlast.events import Fault
 from outlast.transport import messages
 
 KILLED = Fault(kind="killed", detail="w1 was killed")
+HUNG = Fault(kind="hung", detail="rank 2 hangs")
+RULES = plain_rules("replace", "stop")
 SITUATION = Situation(
     cause=KILLED, lost=(2,), donors=3, spares=1, respawns=9, world=4, checkpoint_n=8, disk_n=4,
     steps_lost=1, disk_steps_lost=5, in_memory=True,
@@ -59,8 +62,7 @@ def test_the_first_rung_of_the_policy_that_works(rules: Any, rung: str, says: st
 def test_a_class_of_failure_has_its_own_rungs() -> None:
     mine = policy("replace", "stop", classes={"hung": plain_rules("restart", "stop")})
     assert choose(SITUATION, mine).rung == "replace"
-    hung = replace(SITUATION, cause=Fault(kind="hung", detail="rank 2 hangs"))
-    assert choose(hung, mine).rung == "restart"
+    assert choose(replace(SITUATION, cause=HUNG), mine).rung == "restart"
 
 
 @pytest.mark.parametrize(
@@ -87,11 +89,66 @@ def test_a_condition_that_is_not_met_passes_the_rung(
 
 def test_a_budget_counts_one_rung_for_an_hour() -> None:
     mine = policy("replace", "restart", "stop", budgets={"replace": 2})
-    spent = Means(rungs=(("replace", 0), ("replace", S), ("restart", S)), now_ns=HOUR_NS - 1)
+    spent = Means(
+        rungs=(("replace", "killed", 0), ("replace", "killed", S), ("restart", "hung", S)),
+        now_ns=HOUR_NS - 1,
+    )
     choice = choose(replace(SITUATION, means=spent), mine)
     assert choice.rung == "restart" and "taken 2 times within an hour" in choice.reason
     later = replace(spent, now_ns=HOUR_NS)
     assert choose(replace(SITUATION, means=later), mine).rung == "replace"
+
+
+def test_a_class_is_recovered_from_as_often_as_its_budget_allows() -> None:
+    mine = policy("replace", "stop", failures_max={"killed": 2}, classes={"killed": RULES})
+    twice = (("replace", "killed", 0), ("retry", "killed", S), ("replace", "hung", S))
+    spent = replace(SITUATION, means=Means(rungs=twice, now_ns=HOUR_NS - 1))
+    choice = choose(spent, mine)
+    assert choice.rung == "stop" and choice.rule == "policy mine, killed, budget"
+    assert "recovered from 2 times within an hour, and the budget is 2" in choice.reason
+    assert choose(replace(spent, cause=HUNG), mine).rung == "replace"
+    later = replace(spent, means=replace(spent.means, now_ns=HOUR_NS))
+    assert choose(later, mine).rung == "replace"
+
+
+def test_a_budget_of_default_is_for_each_class_without_a_table() -> None:
+    mine = policy("replace", "stop", failures_max={"default": 1}, classes={"killed": RULES})
+    taken = (("replace", "killed", S), ("replace", "exited", S))
+    spent = replace(SITUATION, means=Means(rungs=taken, now_ns=2 * S))
+    assert choose(spent, mine).rung == "replace", "killed has a table"
+    assert choose(replace(spent, cause=HUNG), mine).rung == "replace", "none of its class"
+    exited = Fault(kind="exited", detail="exit code 1", exit_code=1)
+    assert choose(replace(spent, cause=exited), mine).rung == "stop"
+
+
+@pytest.mark.parametrize(
+    ("code", "failure", "rung"),
+    [
+        (1, "exited", "replace"),
+        (16, "resume_to_disambiguate", "replace"),
+        (17, "failed_validation", "stop"),
+        (93, "no_restart", "stop"),
+        (42, "license_lost", "restart"),
+    ],
+)
+def test_an_exit_code_names_a_class(code: int, failure: str, rung: str) -> None:
+    restart = plain_rules("restart", "stop")
+    mine = policy("replace", "stop", exit_codes={42: "license_lost"}, classes={})
+    mine = replace(mine, classes={"license_lost": restart})
+    left = Fault(kind="exited", detail=f"exit code {code}", exit_code=code)
+    choice = choose(replace(SITUATION, cause=left), mine)
+    assert (choice.rung, choice.rule.split(", ")[1]) == (rung, failure)
+    assert class_of(choice.rule) == failure
+
+
+def test_a_file_decides_about_codes_of_others() -> None:
+    left = replace(SITUATION, cause=Fault(kind="exited", detail="", exit_code=93))
+    mine = policy("replace", "stop", classes={"no_restart": RULES, "exited": plain_rules("stop")})
+    assert choose(left, mine).rung == "replace"
+    again = replace(left, cause=Fault(kind="exited", detail="", exit_code=16))
+    assert choose(again, mine).rung == "stop", "as exited, which has a table"
+    killed = replace(left, cause=Fault(kind="killed", detail="", exit_code=93))
+    assert policy("stop").failure_class(killed.cause, is_planned=False) == "killed"
 
 
 def test_requests_are_no_failures_and_follow_no_policy() -> None:
@@ -180,7 +237,7 @@ def test_any_policy_ends_a_failure_that_comes_again_and_again(
     attempts, those that do by restarts in a row."""
     attempts, restarts, taken = 0, situation.restarts, []
     while (choice := choose(situation, mine)).rung != "stop":
-        taken.append((choice.rung, 0))
+        taken.append((choice.rung, choice.failure, 0))
         assert len(taken) < 10, taken
         attempts, restarts = attempts + 1, restarts + (choice.rung in FROM_A_COPY)
         means = replace(situation.means, rungs=tuple(taken))
@@ -236,6 +293,16 @@ def test_a_restart_from_disk_leaves_out_newer_copies_in_memory() -> None:
     assert desk.state.saves.checkpoint is not None and desk.state.saves.checkpoint.n == 3
 
 
+def test_a_spent_budget_of_a_class_stops_the_run() -> None:
+    mine = policy("replace", "stop", failures_max={"default": 1})
+    desk = running(mine)
+    desk.state.budgets.take_rung("replace", "killed", desk.now_ns)
+    lose(desk, 4)
+    end = desk.state.ending.result
+    assert end is not None and end.outcome == "gave_up"
+    assert end.cause is not None and end.cause.kind == "killed"
+
+
 def test_a_later_term_counts_the_rungs_of_the_hour() -> None:
     mine = policy("replace", "stop", budgets={"replace": 1})
     desk = running(mine)
@@ -246,4 +313,4 @@ def test_a_later_term_counts_the_rungs_of_the_hour() -> None:
     later.state = replace_recovery(later, mine)
     later.now_ns = desk.now_ns + S
     later.begin(journal=tuple(desk.journal()))
-    assert later.state.budgets.rungs == ((taken[0].rung, taken[0].t_ns),)
+    assert later.state.budgets.rungs == ((taken[0].rung, taken[0].failure, taken[0].t_ns),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from tests.launch.protocol_workers import Theatre, actor, events_of, theatre, words
@@ -79,6 +80,33 @@ def test_no_restart_is_spent_on_what_would_fail_again(theatre: Theatre, text: st
     assert len(list((theatre.run_dir / "logs/0").iterdir())) == 1
     (found,) = incidents(read_events(theatre.run_dir))
     assert found.rung == "stop" and "3 restart(s) left unused" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("code", "flags", "started"),
+    [
+        (93, (), 1),
+        (17, (), 1),
+        (16, (), 2),
+        (42, ("--policy", "MINE"), 1),
+        (93, ("--policy", "MINE"), 2),
+    ],
+)
+def test_exit_codes_name_classes_that_policies_answer(
+    theatre: Theatre, tmp_path: Path, code: int, flags: tuple[str, ...], started: int
+) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        '[exit_codes]\n42 = "license_lost"\n[license_lost]\nrungs = ["stop"]\n'
+        '[no_restart]\nrungs = ["restart", "stop"]\n[default]\nrungs = ["restart", "stop"]\n'
+    )
+    named = [str(mine) if word == "MINE" else word for word in flags]
+    saves = ["--checkpoint-every", "5"] if named else []
+    script = theatre.stage.script(f"sys.exit({code})")
+    assert theatre.go(script, "--max-restarts", "1", *named, *saves)[0] == 1
+    assert len(list((theatre.run_dir / "logs/0").iterdir())) == started
+    found = incidents(read_events(theatre.run_dir))[-1]
+    assert ("does not recover from the class" in found.reason) == (started == 1)
 
 
 def test_the_error_file_is_read(theatre: Theatre) -> None:

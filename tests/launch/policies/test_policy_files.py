@@ -46,7 +46,9 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
             "[budgets]\nrestart = 2\n"
             '[default]\nrungs = [{ rung = "restart", cost_max_usd = 5, steps_lost_max = 3 },'
             ' { rung = "restart", remaining_min_s = 60 }, "stop"]\n'
-            '[hung]\nrungs = ["stop"]\n',
+            '[hung]\nrungs = ["stop"]\nbudget = 3\n'
+            '[exit_codes]\n42 = "license_lost"\n18 = "no_restart"\n'
+            '[license_lost]\nrungs = ["restart", "stop"]\n',
         )
     )
     assert policy.rules("killed") == (
@@ -56,7 +58,10 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     )
     assert policy.rules("hung") == (RungRule(rung="stop"),)
     assert (policy.deadline_s, policy.price_usd_per_rank_hour) == (10.0, 2.0)
-    assert policy.budgets == {"restart": 2}
+    assert policy.budgets == {"restart": 2} and policy.failures_max == {"hung": 3}
+    assert policy.exit_classes[42] == "license_lost" and policy.exit_classes[17]
+    assert [rule.rung for rule in policy.rules("license_lost")] == ["restart", "stop"]
+    assert [rule.rung for rule in policy.rules("no_restart")] == ["stop"]
 
 
 @pytest.mark.parametrize(
@@ -97,6 +102,17 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         (LAST + "[budgets]\nretry = 1.0", 4, "give times an hour"),
         (LAST + "[budgets]\nstop = 1", 4, "unknown key 'stop' in [budgets]"),
         (LAST + "[budgets]\nrestart = 1", 4, "no class of failure has this rung"),
+        (LAST + "[killed]\nbudget = 0\nrungs = ['stop']", 4, "to never recover, give rungs"),
+        (LAST + "[killed]\nbudget = '3'\nrungs = ['stop']", 4, "give times an hour"),
+        (LAST + "[notice]\nbudget = 3\nrungs = ['stop']", 4, "notices have no budget"),
+        (LAST + "[lost]\nrungs = ['stop']\n[exit_codes]\n42 = 'losd'", 3, "unknown key 'lost'"),
+        (LAST + "[exit_codes]\n42 = 'killed'", 4, "killed has another meaning"),
+        (LAST + "[exit_codes]\n42 = 'budgets'", 4, "budgets has another meaning"),
+        (LAST + "[exit_codes]\n42 = 'No'", 4, "give the name of a class"),
+        (LAST + "[exit_codes]\n42 = 3", 4, "give the name of a class"),
+        (LAST + "[exit_codes]\n0 = 'fine'", 4, "is no exit code of a failure"),
+        (LAST + "[exit_codes]\n256 = 'far'", 4, "is no exit code of a failure"),
+        ("exit_codes = 3\n" + LAST, 1, "exit_codes is not a table"),
         ("", 0, "there is no table [default]"),
         ("x = [", 0, "Invalid value"),
     ],

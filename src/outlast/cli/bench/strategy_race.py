@@ -309,7 +309,8 @@ def _show(report: BenchReport, console: Printer) -> None:
             one.strategy,
             str(one.kills.get("killed", 0)),
             f"{one.samples_repeated:,}",
-            f"{one.samples_lost:,}",
+            f"{one.samples_lost:,}"
+            + f" ({one.samples_unknown} unknown)" * (one.samples_unknown > 0),
             f"{most:g}" if most is not None else "",
             one.weights,
             ", ".join(f"{count} {rung}" for rung, count in one.rungs.items()),

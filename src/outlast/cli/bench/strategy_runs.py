@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from outlast import config
 from outlast.cli.bench.kill_schedule import KillInjector, KillRecord, PlannedKill
 from outlast.cli.demo import DIGEST, difference_max, example
-from outlast.events import GenerationOpened, Metrics, PhaseDone
+from outlast.events import AnyEvent, Decided, GenerationOpened, Metrics, PhaseDone
 from outlast.launch.policies.policy_files import read_policy
 from outlast.plan.answers.policy_trial import MeasuredJob, measure, try_on_schedule
 from outlast.plan.simulate.scheduled_failures import ScheduledFailure
@@ -103,6 +104,7 @@ class StrategyResult(msgspec.Struct, frozen=True, kw_only=True):
     recovery_s: float  # from faults until steps went on, without redone ones
     steps_redone: int
     samples_lost: int  # that the undisturbed run has trained, and this one has not
+    samples_unknown: int = 0  # trained by a rank that died with its report
     samples_repeated: int  # trained again, or redone
     loss_difference_max: float | None = None
     weights: str = ""
@@ -170,6 +172,7 @@ def result_of(run: StrategyRun, job: BenchJob, reference: Path, price_usd: float
     measured = measure(events)
     losses, expected = reported_losses(run.run_dir), reported_losses(reference)
     lost, repeated = compare_batches(trained_batches(run.run_dir), trained_batches(reference))
+    unknown = min(lost, unreported_batches(run.run_dir))
     fates = [record.fate for record in run.records]
     ranks = job.world + run.strategy.spares
     is_done = summary.outcome == "done"
@@ -195,7 +198,8 @@ def result_of(run: StrategyRun, job: BenchJob, reference: Path, price_usd: float
         recovery_s=sum(sum(each) for each in measured.rungs_s.values())
         + sum(failure.detect_s for failure in measured.failures),
         steps_redone=redone,
-        samples_lost=lost * BATCH,
+        samples_lost=(lost - unknown) * BATCH,
+        samples_unknown=unknown * BATCH,
         samples_repeated=(repeated + redone * job.world) * BATCH,
         loss_difference_max=difference_max(both, {key: expected[key] for key in both}),
         weights=weights if is_done else "",
@@ -206,10 +210,32 @@ def result_of(run: StrategyRun, job: BenchJob, reference: Path, price_usd: float
 def trained_batches(run_dir: Path) -> Counter[float]:
     """Return how often each batch counted in a step that was committed, by its checksum. A repeated
     step counts once: of its batch, the last report."""
+    return Counter(_reported_batches(read_events(run_dir)).values())
+
+
+def unreported_batches(run_dir: Path) -> int:
+    """Return how many batches of committed steps nobody has reported: those of ranks that died
+    behind a commit and left, since no successor took their results."""
     events = read_events(run_dir)
+    reported = _reported_batches(events)
+    committed = {event.step for event in events if isinstance(event, PhaseDone)}
+    count, absent = 0, set[int]()
+    for event in events:
+        if isinstance(event, Decided):
+            leaving = set(event.absent) - absent
+            absent = set(event.absent)
+            is_known = event.verdict == "commit" or event.step in committed
+            count += sum(is_known and (seat, event.step) not in reported for seat in leaving)
+    return count
+
+
+def _reported_batches(events: Sequence[AnyEvent]) -> dict[tuple[int, int], float]:
+    """Return the batch of each rank and committed step."""
     steps = [event for event in events if isinstance(event, PhaseDone) and event.kind == "step"]
     done = {(event.seat, event.step) for event in steps}
-    committed = {(event.step, event.generation) for event in steps}
+    committed: dict[int, int] = {}  # the first generation in which a rank has completed a step
+    for event in steps:
+        committed[event.step] = min(event.generation, committed.get(event.step, event.generation))
     batches: dict[tuple[int, int], float] = {}
     generation = 0
     for event in sorted(events, key=lambda one: one.t_ns):
@@ -218,11 +244,15 @@ def trained_batches(run_dir: Path) -> Counter[float]:
         elif (
             isinstance(event, Metrics)
             and "batch" in event.values
-            # A rank that died in a committed step may have no event of its end.
-            and ((event.seat, event.step) in done or (event.step, generation) in committed)
+            # A rank that died in a committed step may have no event of its end: its successor
+            # reports the step's numbers, in a later generation.
+            and (
+                (event.seat, event.step) in done
+                or generation >= committed.get(event.step, generation + 1)
+            )
         ):
             batches[event.seat, event.step] = event.values["batch"]
-    return Counter(batches.values())
+    return batches
 
 
 def compare_batches(ours: Counter[float], expected: Counter[float]) -> tuple[int, int]:

@@ -16,11 +16,11 @@ from outlast.controller.member_tables import UnitRecord
 from outlast.controller.recovery.rank_units import find_units
 from outlast.controller.recovery.recovery_ladder import Situation, choose
 from outlast.controller.recovery.recovery_policy import (
-    FAILURES,
     NOTICE,
     Means,
     RecoveryPolicy,
     RungRule,
+    class_of,
 )
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.events import (
@@ -76,7 +76,7 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     behind: int | None
     behind_disk: int | None
     in_memory: bool
-    rungs: tuple[tuple[str, int], ...] = ()
+    rungs: tuple[tuple[str, str, int], ...] = ()
     step_s: float = 0.0
     now_ns: int = 0
     units: tuple[tuple[int, ...], ...] = ()  # of ranks that leave together
@@ -150,7 +150,7 @@ def explain(
         job = _of_run(events, plan.world, plan.limits.respawns_max, saves=plan.keeps_copies)
         if chosen.shrinks:
             job = _with_units(job, run_dir)
-    answers = [one for failure in FAILURES for one in _answers(chosen, failure, job)]
+    answers = [one for failure in chosen.failures for one in _answers(chosen, failure, job)]
     if json:
         found = PolicyExplanation(
             policy=chosen, digest=chosen.digest, job=job.text, answers=answers
@@ -183,7 +183,7 @@ def _of_run(events: Sequence[AnyEvent], world: int, respawns: int, *, saves: boo
     """Return the job as the events describe it."""
     warm, seated = set[str](), set[str]()
     step, saved, step_s = 0, -1, 0.0
-    rungs: list[tuple[str, int]] = []
+    rungs: list[tuple[str, str, int]] = []
     for event in events:
         match event:
             case WorkerWarm():
@@ -199,7 +199,7 @@ def _of_run(events: Sequence[AnyEvent], world: int, respawns: int, *, saves: boo
             case CheckpointSaved():
                 saved = event.step
             case Decided():
-                rungs.append((event.rung, event.t_ns))
+                rungs.append((event.rung, class_of(event.rule), event.t_ns))
             case _:
                 pass
     spares = len(warm - seated)
@@ -241,7 +241,7 @@ def _with_units(job: _Job, run_dir: Path) -> _Job:
 
 
 def _answers(policy: RecoveryPolicy, failure: str, job: _Job) -> list[PolicyAnswer]:
-    cause = Fault(kind="requested" if failure == NOTICE else failure, detail="", seat=0)  # type: ignore[arg-type]
+    cause = _fault_of(policy, failure)
     lost = () if failure in _ALIVE else (0,)
     one = Situation(
         cause=cause,
@@ -283,6 +283,13 @@ def _answers(policy: RecoveryPolicy, failure: str, job: _Job) -> list[PolicyAnsw
     return found
 
 
+def _fault_of(policy: RecoveryPolicy, failure: str) -> Fault:
+    codes = {name: code for code, name in policy.exit_classes.items()}
+    if failure in codes:
+        return Fault(kind="exited", detail="", seat=0, exit_code=codes[failure])
+    return Fault(kind="requested" if failure == NOTICE else failure, detail="", seat=0)  # type: ignore[arg-type]
+
+
 def _answer_to_notice(policy: RecoveryPolicy, one: Situation) -> PolicyAnswer:
     """Return whether ranks move for a notice; else the run saves, and ends before a deadline."""
     choice = choose(one, policy)
@@ -304,12 +311,12 @@ def _print(policy: RecoveryPolicy, job: _Job, answers: list[PolicyAnswer]) -> No
         *map(text_column, titles.values()),
         text_column("rungs in order"),
     )
-    by_failure = {failure: dict[str, str]() for failure in FAILURES}
+    by_failure = {failure: dict[str, str]() for failure in policy.failures}
     for one in answers:
         by_failure[one.failure][one.case] = one.rung
     for failure, rungs in by_failure.items():
         rules = policy.rules(failure)
-        order = "as default" if failure not in policy.classes else _order(rules)
+        order = "as default" if rules == policy.default else _order(rules)
         grid.add_row(failure, *(rungs.get(case, "") for case in titles), order)
     console = Printer()
     console.print(grid)
@@ -317,6 +324,10 @@ def _print(policy: RecoveryPolicy, job: _Job, answers: list[PolicyAnswer]) -> No
     for rung, budget in policy.budgets.items():
         what = " for findings of checks and drains of Slurm" if rung == "migrate" else ""
         echo(f"budget: {rung} at most {budget} times an hour{what}")
+    for failure, budget in policy.failures_max.items():
+        echo(f"budget: {failure} is recovered from at most {budget} times an hour")
+    for code, failure in policy.exit_classes.items():
+        echo(f"exit code {code}: {failure}")
 
 
 def _order(rules: tuple[RungRule, ...]) -> str:

@@ -8,7 +8,7 @@ from outlast import events
 from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
 from outlast.controller.inputs import DrainRequested, EndDecided, EndRun
 from outlast.controller.recovery import incident_response
-from outlast.controller.recovery.recovery_ladder import is_user_error
+from outlast.controller.recovery.root_fault import is_user_error
 from outlast.errors import EXIT_DONE, EXIT_GAVE_UP, EXIT_INTERRUPTED, EXIT_USER_ERROR
 from outlast.transport import messages
 

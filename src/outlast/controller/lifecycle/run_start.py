@@ -22,7 +22,8 @@ from outlast.controller.inputs import (
 )
 from outlast.controller.lifecycle import run_ending
 from outlast.controller.member_tables import AgentRecord
-from outlast.controller.recovery import incident_response, reconfiguration, recovery_ladder
+from outlast.controller.recovery import incident_response, reconfiguration
+from outlast.controller.recovery.root_fault import root_fault
 from outlast.controller.save_schedule import interval_updates
 from outlast.transport import messages
 
@@ -68,7 +69,8 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
         elif isinstance(entry, RungTaken):
-            state.budgets.take_rung(entry.rung, min(entry.t_ns, turn.now_ns))
+            t_ns = min(entry.t_ns, turn.now_ns)
+            state.budgets.take_rung(entry.rung, entry.failure, t_ns)
         elif isinstance(entry, DrainRequested):
             drain = entry.reason
         elif isinstance(entry, EndDecided):
@@ -314,7 +316,7 @@ def on_checkpoint_found(turn: ControllerTurn, event: CheckpointFound) -> None:
     in_memory = found is not None and found.tier == "memory"
     if found is None and state.audit.undecided:
         detail = "replicas differ, and no copy from before the last agreement is whole"
-        cause = recovery_ladder.root_fault(state.incident.faults)
+        cause = root_fault(state.incident.faults)
         run_ending.stop(turn, "gave_up", cause, detail)
         return
     if hoped is not None and (n, in_memory) < (hoped.n, hoped.tier == "memory"):

@@ -28,6 +28,7 @@ from outlast.controller.recovery import (
     partner_slots,
     reconfiguration,
     recovery_ladder,
+    root_fault,
     shard_rebuild,
     shrinking,
 )
@@ -186,7 +187,7 @@ def _count_attempt(turn: ControllerTurn, survivors: list[WorkerRecord], n: int) 
         state.budgets.end_attempts(state.incident.faults)
     else:
         is_cut = bool(network_cuts.describe(state))  # bounded by time
-        identity = "" if is_cut else recovery_ladder.failure_identity(newest)
+        identity = "" if is_cut else root_fault.failure_identity(newest)
         state.budgets.count_attempt(identity, state.incident.faults)
 
 
@@ -219,14 +220,14 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
     causes = tuple(
         fault
         for fault in state.budgets.causes
-        if recovery_ladder.failure_identity((fault,)) == commonest
+        if root_fault.failure_identity((fault,)) == commonest
     )
     cut = network_cuts.describe(state)
     units, no_shrink = shrinking.leaving_units(state, survivors, lost)
     exhausted = attempts.get(commonest, 0) >= state.limits.attempts_max
     moved = {name for name, _ in state.findings.moves.values()} | {*state.findings.leaving}
-    cause = recovery_ladder.root_fault(causes if exhausted and causes else state.budgets.causes)
-    if cut and cause and (cause.kind == "transport" or recovery_ladder.is_accident(cause)):
+    cause = root_fault.root_fault(causes if exhausted and causes else state.budgets.causes)
+    if cut and cause and (cause.kind == "transport" or root_fault.is_accident(cause)):
         cause = events.Fault(kind="transport", detail=cut, t_ns=cause.t_ns)
     return Situation(
         cause=cause,
@@ -334,9 +335,13 @@ def _announce(
         if fault.worker and state.members.seats[seat] not in ("", fault.worker)
     )
     taken = RungTaken(
-        rung=choice.rung, rule=choice.rule, t_ns=turn.now_ns, incident=state.incident.number
+        rung=choice.rung,
+        rule=choice.rule,
+        t_ns=turn.now_ns,
+        incident=state.incident.number,
+        failure=choice.failure,
     )
-    state.budgets.take_rung(taken.rung, taken.t_ns)
+    state.budgets.take_rung(taken.rung, taken.failure, taken.t_ns)
     turn.journal(taken)
     turn.emit(
         events.Decided(
@@ -366,7 +371,7 @@ def _stop(
     cause = situation.cause or events.Fault(kind="requested", detail=choice.reason)
     audits = turn.state.audit
     never_equal = audits.undecided and audits.whole is None  # so the script built it
-    user_error = recovery_ladder.is_user_error(cause) or never_equal
+    user_error = root_fault.is_user_error(cause) or never_equal
     run_ending.stop(turn, "user_error" if user_error else "gave_up", cause, choice.reason)
 
 

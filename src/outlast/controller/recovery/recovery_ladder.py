@@ -17,11 +17,11 @@ from outlast.controller.recovery.recovery_policy import (
     Means,
     RecoveryPolicy,
     Rung,
-    failure_class,
     numbered,
+    spent_budget,
     unmet,
 )
-from outlast.events import REQUESTS, Fault
+from outlast.events import Fault
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,13 +61,15 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecoveryChoice(msgspec.Struct, frozen=True):
     """The chosen rung of the recovery ladder, the reason, and the rule of the policy. `from_disk`:
-    a restart that leaves out copies in memory. `leaving`: ranks that leave."""
+    a restart that leaves out copies in memory. `leaving`: ranks that leave. `failure`: its class,
+    which counts in the policy's budgets; "" for a return of ranks."""
 
     rung: Rung | Literal["regrow"]
     reason: str
     rule: str = ""
     from_disk: bool = False
     leaving: tuple[int, ...] = ()
+    failure: str = ""
 
 
 class _Course(NamedTuple):
@@ -89,7 +91,10 @@ def choose(situation: Situation, policy: RecoveryPolicy = DEFAULT) -> RecoveryCh
     if situation.back and situation.back == situation.lost and situation.donors:
         reason = f"{_ranks(situation.back)} can come back: warm spares are there"
         return RecoveryChoice("regrow", reason, "no failure")
-    failure = failure_class(situation.cause, is_planned=bool(situation.planned))
+    failure = policy.failure_class(situation.cause, is_planned=bool(situation.planned))
+    if why := spent_budget(policy, situation.means, failure):
+        why += _cause_suffix(situation)
+        return RecoveryChoice("stop", why, f"policy {policy.name}, {failure}, budget")
     rules = DEFAULT.default if failure == "request" else policy.rules(failure)
     skips_memory = all(rule.rung != "rollback" for rule in rules)
     course = _Course(
@@ -113,7 +118,7 @@ def choose(situation: Situation, policy: RecoveryPolicy = DEFAULT) -> RecoveryCh
                 source = f"policy {policy.name}" if failure != "request" else "no failure"
                 rule_text = f"{source}, {failure}, {place}"
                 leaving = _leaving(situation, course) if rung == "shrink" else ()
-                return RecoveryChoice(rung, reason, rule_text, from_disk, leaving)
+                return RecoveryChoice(rung, reason, rule_text, from_disk, leaving, failure)
             why_not = reason or why_not
         keeps = course.keeps_survivors or rung not in FROM_A_COPY
         course = course._replace(
@@ -315,62 +320,6 @@ _RUNGS: dict[Rung, Callable[[Situation, _Course], tuple[str, bool]]] = {
 }
 
 _KINDS_OF_TROUBLE = 4
-_CRASHES = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: by the process itself
-_TRACED = ("raised", "exited", "oom")
-
-_TELLING = (
-    "contract", "mismatch", "diverged", "nonfinite", "oom", "unknown", "torn", "storage", "hung",
-    "stopped", "killed", "exited", "raised", "agent_lost", "regrow", "transfer",
-    "controller_lost", "transport", "unsettled", "requested", "save",
-)  # fmt: skip
-
-
-def root_fault(faults: tuple[Fault, ...]) -> Fault | None:
-    """Return the fault that explains the others: traceback first, broken connection last."""
-    order = [fault for fault in faults if fault.repeats or fault.kind == "contract"]
-    order += [fault for fault in faults if fault.kind == "diverged" and fault.seat < 0]
-    order += [fault for fault in faults if fault.traceback and fault.kind in _TRACED]
-    if order:
-        return order[0]
-    return min(faults, key=_causal_order, default=None)
-
-
-def _causal_order(fault: Fault) -> float:
-    """Return the sort key: a planned move comes before the broken connections that it causes."""
-    moved = fault.kind == "requested" and fault.seat >= 0
-    return _TELLING.index("transfer") - 0.5 if moved else _TELLING.index(fault.kind)
-
-
-def failure_identity(faults: tuple[Fault, ...]) -> str:
-    """Return the identity of a generation's failure, equal when it recurs.
-
-    "" for an accident, which does not predict the next attempt; respawns bound their number.
-    """
-    roots = tuple(fault for fault in faults if fault.kind != "torn")  # cut by another rank's end
-    fault = root_fault(roots or faults)
-    if fault is None or fault.kind in REQUESTS or is_accident(fault):
-        return ""
-    lines = fault.traceback.strip().splitlines()
-    if lines:
-        return f"{fault.kind}: {lines[-1]}"
-    if fault.kind in ("transport", "transfer", "unsettled"):
-        return fault.kind  # the rank that reports it is random
-    return f"{fault.kind} at rank {fault.seat}"
-
-
-def is_accident(fault: Fault) -> bool:
-    """Return whether the fault came from outside the process: kill, stop signal, lost host."""
-    if fault.kind == "killed":
-        return fault.signal not in _CRASHES
-    return fault.kind in ("agent_lost", "controller_lost", "stopped")
-
-
-def is_user_error(cause: Fault | None) -> bool:
-    """Return whether the cause lies in the user's own code."""
-    own = ("contract", "raised", "oom")
-    return cause is not None and (
-        cause.repeats or cause.kind in own or (cause.kind == "exited" and bool(cause.traceback))
-    )
 
 
 def _cause_suffix(situation: Situation) -> str:

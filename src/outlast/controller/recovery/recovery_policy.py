@@ -33,6 +33,10 @@ FAILURES = (
     *("agent_lost", "controller_lost"),
     NOTICE,
 )
+# Exit codes by which frameworks name a failure: 16 and 17 of Megatron's rerun state machine
+# (megatron/core/rerun_state_machine.py), 93 of NVIDIA's resiliency extension.
+EXIT_CLASSES = {16: "resume_to_disambiguate", 17: "failed_validation", 93: "no_restart"}
+_FINAL = ("failed_validation", "no_restart")  # the process asks that nothing is started again
 HOUR_S = 3600.0
 HOUR_NS = 3600 * 10**9
 
@@ -74,18 +78,49 @@ def plain_rules(*rungs: Rung) -> tuple[RungRule, ...]:
 class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Choice of rungs. `classes`: rules in order, by class of failure, for those that differ from
     `default`. `budgets`: how often an hour each rung is taken; of `migrate`, for findings of node
-    checks and Slurm's drains."""
+    checks and Slurm's drains. `failures_max`: how often an hour a class is recovered from; that of
+    "default" holds for each class without rules of its own. `exit_codes`: classes of exit codes,
+    beside EXIT_CLASSES."""
 
     name: str
     default: tuple[RungRule, ...]
     classes: dict[str, tuple[RungRule, ...]] = {}
     budgets: dict[Rung, int] = {}
+    failures_max: dict[str, int] = {}
+    exit_codes: dict[int, str] = {}
     price_usd_per_rank_hour: float = 0.0
     deadline_s: float = 0.0  # Unix time until which the job should be done; 0: none
 
     def rules(self, failure: str) -> tuple[RungRule, ...]:
         """Return the rules of a class of failure."""
-        return self.classes.get(failure, self.default)
+        if failure in self.classes:
+            return self.classes[failure]
+        if failure in _FINAL:
+            return plain_rules("stop")
+        if failure in self.exit_classes.values():
+            return self.classes.get("exited", self.default)
+        return self.default
+
+    @property
+    def exit_classes(self) -> dict[int, str]:
+        """Return the classes of exit codes."""
+        return EXIT_CLASSES | self.exit_codes
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Return all classes of failure."""
+        return tuple(dict.fromkeys((*FAILURES, *self.exit_classes.values())))
+
+    def failure_class(self, cause: Fault | None, *, is_planned: bool) -> str:
+        """Return the class of a failure by its cause; "request" for a wish about the whole run,
+        which is no failure and which no policy orders."""
+        if cause is None or cause.kind in ("save", "contract", "internal", "regrow"):
+            return "request"
+        if cause.kind == "requested":
+            return NOTICE if is_planned else "request"
+        if cause.kind == "exited":
+            return self.exit_classes.get(cause.exit_code, cause.kind)
+        return cause.kind
 
     def names(self, rung: Rung, failure: str) -> bool:
         """Return whether a class of failure has this rung."""
@@ -105,7 +140,7 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         """Return the digest of the policy; its name does not count."""
-        same = msgspec.structs.replace(self, name="")
+        same = msgspec.to_builtins(msgspec.structs.replace(self, name=""), str_keys=True)
         data = msgspec.json.encode(same, order="deterministic")
         return hashlib.blake2b(data, digest_size=6).hexdigest()
 
@@ -115,27 +150,44 @@ ELASTIC = RecoveryPolicy(name="elastic", default=plain_rules(*RUNGS), budgets={"
 DEFAULT = RecoveryPolicy(name="default", default=plain_rules(*_EXACT), budgets={"migrate": 3})
 
 
-def failure_class(cause: Fault | None, *, is_planned: bool) -> str:
-    """Return the class of a failure by its cause; "request" for a wish about the whole run, which
-    is no failure and which no policy orders."""
-    if cause is None or cause.kind in ("save", "contract", "internal", "regrow"):
-        return "request"
-    if cause.kind == "requested":
-        return NOTICE if is_planned else "request"
-    return cause.kind
-
-
 class Means(msgspec.Struct, frozen=True, kw_only=True):
     """Means at a decision, with which conditions and budgets are compared."""
 
     warm: int = 0  # spares that are warm, fit or not
     step_s: float = 0.0  # newest measured step; 0: none was timed
-    rungs: tuple[tuple[str, int], ...] = ()  # rungs taken, and when
+    rungs: tuple[tuple[str, str, int], ...] = ()  # taken, for which class of failure, and when
     now_ns: int = 0  # Unix time
 
     def recent(self, rung: Rung) -> int:
         """Return how often a rung was taken within the last hour."""
-        return sum(one == rung and t_ns > self.now_ns - HOUR_NS for one, t_ns in self.rungs)
+        since_ns = self.now_ns - HOUR_NS
+        return sum(one == rung and t_ns > since_ns for one, _, t_ns in self.rungs)
+
+    def recoveries(self, failure: str) -> int:
+        """Return how often a class of failure was recovered from within the last hour."""
+        since_ns = self.now_ns - HOUR_NS
+        return sum(one == failure and t_ns > since_ns for _, one, t_ns in self.rungs)
+
+
+def class_of(rule: str) -> str:
+    """Return the class of failure in a decision's rule ("policy exact, killed, rung 3 of 8"); "" if
+    it has none."""
+    return next(iter(rule.split(", ")[1:]), "")
+
+
+def spent_budget(policy: RecoveryPolicy, means: Means, failure: str) -> str:
+    """Return why a class of failure is not recovered from once more; "" if it is."""
+    table = failure if failure in policy.classes else "default"
+    budget = policy.failures_max.get(table)
+    if budget is None or failure in ("request", NOTICE):
+        return ""
+    recent = means.recoveries(failure)
+    if recent < budget:
+        return ""
+    return (
+        f"failures of class {failure} were recovered from {recent} times within an hour, and the"
+        f" budget is {budget}"
+    )
 
 
 def numbered(rules: tuple[RungRule, ...], failure: str) -> list[tuple[int, RungRule]]:

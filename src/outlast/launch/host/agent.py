@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 import msgspec
 
 from outlast.controller.lifecycle.run_start import REPEATED_REPORTS
-from outlast.controller.recovery.recovery_ladder import is_accident
+from outlast.controller.recovery.root_fault import is_accident
 from outlast.errors import ConfigError
 from outlast.events import Fault
 from outlast.launch.host.agent_lease import AgentLease

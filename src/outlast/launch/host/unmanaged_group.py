@@ -1,7 +1,8 @@
 """Worker groups whose script does not call ``outlast.init()``, restarted together as by torchrun.
 
 Outlast has no steps or state of such a script. It reports the root cause of failures, restarts
-the group at most ``--max-restarts`` times if a restart can help, and reports hangs.
+the group at most ``--max-restarts`` times if a restart can help and the policy recovers from that
+class of failure, and reports hangs.
 """
 
 from __future__ import annotations
@@ -121,6 +122,10 @@ class UnmanagedGroup:
             restarts_left = self._crew.plan.max_restarts - self._restarts
             unused = f" ({restarts_left} restart(s) left unused)" if restarts_left else ""
             return f"a restart would fail in the same way{unused}"
+        policy = self._crew.plan.policy
+        failure = policy.failure_class(cause, is_planned=False)
+        if failure != "request" and policy.rules(failure)[0].rung == "stop":
+            return f"policy {policy.name} does not recover from the class {failure}"
         if self._restarts >= self._crew.plan.max_restarts:
             return f"no restart is left (--max-restarts {self._crew.plan.max_restarts})"
         return ""

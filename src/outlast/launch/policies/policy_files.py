@@ -18,6 +18,7 @@ from outlast.controller.recovery.recovery_policy import (
     DEFAULT,
     FAILURES,
     FROM_A_COPY,
+    NOTICE,
     RUNGS,
     RecoveryPolicy,
     Rung,
@@ -31,8 +32,10 @@ PRESETS = (
 )
 VERSION = 1
 BUDGET_MAX = 1_000_000
+EXIT_CODE_MAX = 255
 RULES_MAX = 64
-_TOP = ("version", "price_usd_per_rank_hour", "deadline", "budgets", "default", *FAILURES)
+_TOP = ("version", "price_usd_per_rank_hour", "deadline", "budgets", "exit_codes", "default")
+_CLASS_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _CONDITIONS = tuple(name for name in RungRule.__struct_fields__ if name != "rung")
 _UNDONE = "nothing was started"
 
@@ -87,7 +90,9 @@ class _PolicyFile:
 
     def policy(self, name: str) -> RecoveryPolicy:
         data = self._data
-        self._check_keys(data, _TOP, "")
+        codes = self._exit_codes()
+        known = RecoveryPolicy(name=name, default=(), exit_codes=codes).failures
+        self._check_keys(data, (*_TOP, *known), "")
         version = data.get("version", VERSION)
         if version != VERSION or isinstance(version, bool):
             raise self._error(
@@ -102,8 +107,10 @@ class _PolicyFile:
         policy = RecoveryPolicy(
             name=name,
             default=self._rules("default"),
-            classes={each: self._rules(each) for each in FAILURES if each in data},
+            classes={each: self._rules(each) for each in known if each in data},
             budgets=self._budgets(),
+            failures_max=self._failures_max(("default", *known)),
+            exit_codes=codes,
             price_usd_per_rank_hour=self._price(),
             deadline_s=self._deadline(),
         )
@@ -116,7 +123,7 @@ class _PolicyFile:
         found = self._data[table]
         if not isinstance(found, dict):
             raise self._error(f"{table} is not a table; write [{table}] and rungs = [...]", table)
-        self._check_keys(found, ("rungs",), table)
+        self._check_keys(found, ("rungs", "budget"), table)
         rungs = found.get("rungs")
         if not isinstance(rungs, list) or not rungs:
             raise self._error(
@@ -189,21 +196,63 @@ class _PolicyFile:
         self._check_keys(found, [rung for rung in RUNGS if rung != "stop"], "budgets")
         budgets: dict[Rung, int] = {}
         for rung in RUNGS:
-            value = found.get(rung)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise self._error(
-                    f"[budgets] {rung} is {value!r}: give times an hour", rung, "budgets"
-                )
-            if not 1 <= value <= BUDGET_MAX:
-                raise self._error(
-                    f"[budgets] {rung} is {value}, and must be from 1 to {BUDGET_MAX:,}; to never"
-                    f" take {rung}, leave it out of the rungs",
-                    *(rung, "budgets"),
-                )
-            budgets[rung] = value
+            if rung in found:
+                other = f"to never take {rung}, leave it out of the rungs"
+                budgets[rung] = self._budget(found[rung], rung, "budgets", other)
         return budgets
+
+    def _failures_max(self, tables: Iterable[str]) -> dict[str, int]:
+        """Return how often an hour each class with a budget is recovered from."""
+        budgets: dict[str, int] = {}
+        for table in tables:
+            if "budget" not in self._data.get(table, {}):
+                continue
+            if table == NOTICE:
+                raise self._error(
+                    "notices have no budget, since a notice is no failure; bound their moves by"
+                    " [budgets] migrate",
+                    *("budget", table),
+                )
+            other = 'to never recover, give rungs = ["stop"]'
+            value = self._data[table]["budget"]
+            budgets[table] = self._budget(value, "budget", table, other)
+        return budgets
+
+    def _budget(self, value: object, name: str, table: str, other: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._error(f"[{table}] {name} is {value!r}: give times an hour", name, table)
+        if not 1 <= value <= BUDGET_MAX:
+            wanted = f"from 1 to {BUDGET_MAX:,}"
+            raise self._error(
+                f"[{table}] {name} is {value}, and must be {wanted}; {other}", name, table
+            )
+        return value
+
+    def _exit_codes(self) -> dict[int, str]:
+        """Return the classes that the file gives to exit codes."""
+        table = "exit_codes"
+        found = self._data.get(table, {})
+        if not isinstance(found, dict):
+            raise self._error(f'{table} is not a table; write [{table}] and 42 = "name"', table)
+        for code, name in found.items():
+            if not re.fullmatch(r"[1-9][0-9]{0,2}", code) or int(code) > EXIT_CODE_MAX:
+                raise self._error(
+                    f"[{table}] {code!r} is no exit code of a failure (1 to {EXIT_CODE_MAX})",
+                    *(code, table),
+                )
+            if not isinstance(name, str) or not _CLASS_NAME.fullmatch(name):
+                raise self._error(
+                    f"[{table}] {code} is {name!r}: give the name of a class of failure, in small"
+                    " letters, digits and _",
+                    *(code, table),
+                )
+            if name in (*_TOP, *FAILURES):
+                raise self._error(
+                    f"[{table}] {code}: {name} has another meaning in a policy; choose another"
+                    " name",
+                    *(code, table),
+                )
+        return {int(code): name for code, name in found.items()}
 
     def _price(self) -> float:
         name = "price_usd_per_rank_hour"

@@ -1,0 +1,62 @@
+"""Root fault of an incident: the one that explains the others, and what its recurrence means."""
+
+from __future__ import annotations
+
+from outlast.events import REQUESTS, Fault
+
+_CRASHES = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: by the process itself
+_TRACED = ("raised", "exited", "oom")
+
+_TELLING = (
+    "contract", "mismatch", "diverged", "nonfinite", "oom", "unknown", "torn", "storage", "hung",
+    "stopped", "killed", "exited", "raised", "agent_lost", "regrow", "transfer",
+    "controller_lost", "transport", "unsettled", "requested", "save",
+)  # fmt: skip
+
+
+def root_fault(faults: tuple[Fault, ...]) -> Fault | None:
+    """Return the fault that explains the others: traceback first, broken connection last."""
+    order = [fault for fault in faults if fault.repeats or fault.kind == "contract"]
+    order += [fault for fault in faults if fault.kind == "diverged" and fault.seat < 0]
+    order += [fault for fault in faults if fault.traceback and fault.kind in _TRACED]
+    if order:
+        return order[0]
+    return min(faults, key=_causal_order, default=None)
+
+
+def _causal_order(fault: Fault) -> float:
+    """Return the sort key: a planned move comes before the broken connections that it causes."""
+    moved = fault.kind == "requested" and fault.seat >= 0
+    return _TELLING.index("transfer") - 0.5 if moved else _TELLING.index(fault.kind)
+
+
+def failure_identity(faults: tuple[Fault, ...]) -> str:
+    """Return the identity of a generation's failure, equal when it recurs.
+
+    "" for an accident, which does not predict the next attempt; respawns bound their number.
+    """
+    roots = tuple(fault for fault in faults if fault.kind != "torn")  # cut by another rank's end
+    fault = root_fault(roots or faults)
+    if fault is None or fault.kind in REQUESTS or is_accident(fault):
+        return ""
+    lines = fault.traceback.strip().splitlines()
+    if lines:
+        return f"{fault.kind}: {lines[-1]}"
+    if fault.kind in ("transport", "transfer", "unsettled"):
+        return fault.kind  # the rank that reports it is random
+    return f"{fault.kind} at rank {fault.seat}"
+
+
+def is_accident(fault: Fault) -> bool:
+    """Return whether the fault came from outside the process: kill, stop signal, lost host."""
+    if fault.kind == "killed":
+        return fault.signal not in _CRASHES
+    return fault.kind in ("agent_lost", "controller_lost", "stopped")
+
+
+def is_user_error(cause: Fault | None) -> bool:
+    """Return whether the cause lies in the user's own code."""
+    own = ("contract", "raised", "oom")
+    return cause is not None and (
+        cause.repeats or cause.kind in own or (cause.kind == "exited" and bool(cause.traceback))
+    )
