@@ -158,6 +158,7 @@ def test_a_truncated_file_is_never_a_success(tmp_path: Path) -> None:
         values(tmp_path, 1)
 
 
+@pytest.mark.extended
 def test_ten_random_kills(tmp_path: Path) -> None:
     """`make soak` has two hundred; a failure prints the seed to see it again."""
     done = subprocess.run(

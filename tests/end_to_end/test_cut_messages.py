@@ -11,6 +11,7 @@ pytestmark = pytest.mark.process
 JOB = Path(__file__).with_name("jobs") / "large_broadcast_job.py"
 
 
+@pytest.mark.extended
 def test_receivers_of_a_message_that_was_cut_stay(tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     expected = Runner(tmp_path / "undisturbed", 3).run(script=JOB)

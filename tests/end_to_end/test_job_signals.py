@@ -98,7 +98,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return results(folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="TERM"),
+        pytest.param(signal.SIGINT, id="INT", marks=pytest.mark.extended),
+    ],
+)
 def test_a_run_whose_processes_all_get_a_stop_signal_saves_and_resumes(
     tmp_path: Path, undisturbed: list[Any], number: int
 ) -> None:
@@ -127,6 +133,7 @@ def test_a_run_whose_processes_all_get_a_save_signal_saves_and_goes_on(
     assert results(tmp_path) == undisturbed
 
 
+@pytest.mark.extended
 def test_a_signal_to_one_worker_ends_it_after_a_while(
     tmp_path: Path, undisturbed: list[Any]
 ) -> None:

@@ -135,7 +135,9 @@ def test_without_a_spare_the_run_saves_ends_before_the_deadline_and_resumes(
     same(outcome, undisturbed)
 
 
-@pytest.mark.parametrize("receiver", ["worker", "launcher"])
+@pytest.mark.parametrize(
+    "receiver", ["worker", pytest.param("launcher", marks=pytest.mark.extended)]
+)
 def test_a_signal_to_one_process_of_a_host_is_a_notice(
     receiver: str, runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:

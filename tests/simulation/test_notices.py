@@ -43,12 +43,14 @@ def test_a_notice_to_a_rank_with_spares_and_replicas_ends_no_run() -> None:
         assert cluster.run().outcome == "done", seed
 
 
+@pytest.mark.extended
 def test_a_move_that_waits_for_no_boundary_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planned_migration, "begin_departure", lambda *_: None)
     with pytest.raises(AssertionError):
         test_notices_alone_move_ranks_or_end_the_run_and_break_no_invariant()
 
 
+@pytest.mark.extended
 def test_an_end_that_is_not_decided_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notice_deadlines, "_is_stuck", lambda *_: False)
     monkeypatch.setattr(notice_deadlines, "_end", lambda *_: None)

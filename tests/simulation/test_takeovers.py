@@ -167,6 +167,7 @@ BREAKAGES_OF_JOINS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", BREAKAGES_OF_JOINS)
 def test_a_broken_run_that_hosts_join_is_found_out(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -147,6 +147,7 @@ import torch._dynamo
 """
 
 
+@pytest.mark.extended
 def test_a_package_that_sets_variables_of_the_compiler_ends_no_run(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
