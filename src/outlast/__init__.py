@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outlast.data.split_dataset import SplitDataset as SplitDataset
     from outlast.errors import OutlastError as OutlastError
     from outlast.worker.session import Replicated as Replicated
     from outlast.worker.session import Session as Session
@@ -29,9 +30,10 @@ _HOMES = {
     "OutlastError": "outlast.errors",
     "Replicated": "outlast.worker.session",
     "Session": "outlast.worker.session",
+    "SplitDataset": "outlast.data.split_dataset",
     "init": "outlast.worker.session",
 }
-__all__ = ["OutlastError", "Replicated", "Session", "__version__", "init"]
+__all__ = ["OutlastError", "Replicated", "Session", "SplitDataset", "__version__", "init"]
 
 
 def begin_worker() -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-PUBLIC = ["OutlastError", "Replicated", "Session", "__version__", "init"]
+PUBLIC = ["OutlastError", "Replicated", "Session", "SplitDataset", "__version__", "init"]
 SESSION = [
     "batches", "device", "local_rank", "protect", "rank", "report", "run",
     "run_with_undo", "shared", "state", "step_index", "world_size",

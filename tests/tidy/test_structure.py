@@ -43,8 +43,9 @@ from pathlib import Path
 # Deputies of absent ranks in saves: 2, 400.
 # Gradients that are not finite: 11 with tests and a split of faults and rehearsals, 1,900.
 # Bundles of stopped runs, classes of exit codes: 8, 1,000.
+# Loaders that are dealt: 3, 1,300.
 CEILINGS = {
-    "modules": 570,
+    "modules": 573,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -53,7 +54,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 126000,
+    "lines": 127300,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

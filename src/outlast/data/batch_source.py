@@ -12,6 +12,7 @@ from outlast.data.counted_source import Codec, CountedSource, set_epoch
 from outlast.data.epoch_order import IteratorReplay
 from outlast.data.loader_state import LoaderState
 from outlast.data.mapped_source import MappedSource
+from outlast.data.split_dataset import SplitDataset
 from outlast.data.stateful_source import (
     StatefulSource,
     declared_length,
@@ -50,6 +51,15 @@ class ReplayedSource(CountedSource):
         self._trail = IteratorReplay({})
         self._history: list[dict[str, Any]] = []  # one entry per epoch
         self._batches: Iterator[Any] | None = None
+
+    def start_epoch(self, epoch: int, length: int | None) -> None:
+        """See CountedSource.start_epoch; also sets the epoch of a SplitDataset, whose lengths may
+        depend on it, and which others read beside its loader."""
+        super().start_epoch(epoch, None)
+        dataset = getattr(self._loader, "dataset", None)
+        if isinstance(dataset, SplitDataset):
+            dataset.set_epoch(epoch)
+        self.set_length(length)
 
     @property
     def length(self) -> int | None:
@@ -243,6 +253,9 @@ class BatchSource(Protocol):
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
         """Begin `epoch`. `length`: the agreed minimum over ranks; None: until the loader ends."""
+
+    def set_length(self, length: int | None) -> None:
+        """Set the length of an epoch that has given no batch: `length` may depend on the epoch."""
 
     def next(self) -> Any:
         """Return the next batch; raises StopIteration at the end of the epoch."""

@@ -53,19 +53,24 @@ class CountedSource(ABC):
         return None
 
     def start_epoch(self, epoch: int, length: int | None) -> None:
-        """Make the next batch the first of `epoch`.
+        """Make the next batch the first of `epoch`, and set the length."""
+        if self._begun:
+            self._end("cut")
+        self.epoch = epoch
+        self._done, self._begun, self._ended = 0, False, ""
+        self.set_length(length)
 
-        The epoch ends after `length` batches, or with the loader when that is None. Raises
-        UsageError for an epoch without batches.
+    def set_length(self, length: int | None) -> None:
+        """Set the length of an epoch that was started and has given no batch.
+
+        It ends after `length` batches, or with the loader when that is None. Raises UsageError for
+        an epoch without batches.
         """
         if length is not None and length < 1:
             raise UsageError(
-                f"epoch {epoch} has {length} batches on some rank: nothing to train on"
+                f"epoch {self.epoch} has {length} batches on some rank: nothing to train on"
             )
-        if self._begun:
-            self._end("cut")
-        self.epoch, self._limit = epoch, length
-        self._done, self._begun, self._ended = 0, False, ""
+        self._limit = length
 
     def next(self) -> Any:
         """Return the next batch.

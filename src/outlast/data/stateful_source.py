@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from outlast import random_state
 from outlast.data.counted_source import (
@@ -23,6 +23,7 @@ from outlast.data.counted_source import (
     set_epoch,
 )
 from outlast.data.loader_state import LoaderState
+from outlast.data.split_dataset import SplitDataset, rank_length
 from outlast.errors import UsageError
 
 
@@ -218,7 +219,7 @@ class StatefulSource(CountedSource):
         when iterated again.
         """
         assert self._batches is not None, "only an epoch that has begun runs out"
-        if self._restarts and self._limit != self.length:
+        if self._restarts and not self._done == self._limit == self.length:
             self._cut = True
             return
         for _ in self._batches:
@@ -226,10 +227,14 @@ class StatefulSource(CountedSource):
 
 
 def declared_length(loader: Any) -> int | None:
-    """Return `len(loader)` if it is exact; None for streams, whose length is an estimate."""
-    from torch.utils.data import IterableDataset
-
-    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+    """Return `len(loader)` if it is exact; None for streams, whose length is an estimate, unless
+    they have splits."""
+    dataset = getattr(loader, "dataset", None)
+    if isinstance(dataset, DatasetWrapper):
+        dataset = dataset.dataset
+    if isinstance(dataset, SplitDataset) and isinstance(loader, DataLoader):
+        return rank_length(loader, dataset)
+    if isinstance(dataset, IterableDataset):
         return None
     try:
         return len(loader)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+
 from outlast.checkpoint.format import codec
 from outlast.data.batch_source import BatchSource, open_source
 from outlast.data.counted_source import Codec
+from outlast.data.sampler_copies import ShareOrder, why_unequal
 from outlast.errors import UsageError
 from outlast.worker.auditor import Auditor
 from outlast.worker.groups import GroupRegistry
@@ -24,6 +27,8 @@ from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
+
+_LENGTH_AND_ORDER = msgspec.msgpack.Decoder(tuple[int, ShareOrder])
 
 
 class BatchLoop:
@@ -67,8 +72,9 @@ class BatchLoop:
         if loader is None and until is None:
             raise UsageError("session.batches(None) has no end: it needs until=STEPS")
         self._started = True
-        self.ranks.set_loader(loader)
-        source = open_source(loader, Codec(codec.encode, codec.decode))
+        messages = Codec(codec.encode, codec.decode)
+        self.ranks.set_loader(loader, messages)
+        source = open_source(loader, messages)
         if source.note:
             self._timeline.note(source.note)
         self._timeline.loop(until, epochs, source.length)
@@ -115,8 +121,9 @@ class BatchLoop:
             if not resumed:
                 if until is not None and self._status.step >= until:
                     return
+                source.start_epoch(epoch, None)
                 length, absent = self._agree_on_length(source, epoch)
-                source.start_epoch(epoch, length)
+                source.set_length(length)
                 self.ranks.begin_epoch(length, self._status.step, absent)
             resumed = False
             yield from self._batches(source, epoch, length, until, again)
@@ -188,18 +195,26 @@ class BatchLoop:
         return self.ranks.idle() if is_of_batch else frozenset()
 
     def _agree_on_length(self, source: BatchSource, epoch: int) -> tuple[int | None, list[int]]:
-        """Return the length of an epoch, and the ranks that are absent at its beginning."""
-        source_length = source.length
+        """Return the length of an epoch, and the ranks that are absent at its beginning. Compare
+        the orders in which ranks read their batches."""
+        source_length, order = source.length, self.ranks.order(epoch)
 
-        def agree() -> tuple[int | None, list[int]]:
-            lengths = [int(x) for x in self._groups.gather_bytes(str(source_length or -1).encode())]
+        def agree() -> tuple[int | None, list[int], str]:
+            own = self.ranks.shortest(source_length, epoch) or -1
+            packed = self._groups.gather_bytes(msgspec.msgpack.encode((own, order)))
+            found = [_LENGTH_AND_ORDER.decode(each) for each in packed]
+            shortest = min(length for length, _ in found)
             absent = sorted(self._groups.presence.absent)
-            return (min(lengths) if min(lengths) >= 0 else None), absent
+            unequal = why_unequal(order for _, order in found)
+            return (shortest if shortest >= 0 else None), absent, unequal
 
         if self._groups.world == 1:
             return source_length, []
         found = self._phases.run(agree, key=f"outlast.epoch.{epoch}", kind="epoch")
-        return found if isinstance(found, tuple) else (found, [])  # of a checkpoint of before
+        if not isinstance(found, tuple):  # of a checkpoint of before
+            found = found, []
+        self.ranks.set_order(epoch, order, *found[2:] or ("",))
+        return found[0], found[1]
 
     def _all_have(self, mine: bool) -> bool:
         if self._groups.world == 1:

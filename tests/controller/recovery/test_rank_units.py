@@ -141,8 +141,8 @@ SAME = dict.fromkeys(range(4), b"a")
         ({0: b"a", 1: b"b", 2: b"b", 3: b"a"}, GroupUse(whole=HALVES), "hold other shards"),
         (SAME, GroupUse(reduced=HALVES), "some replicas and not all"),
         (SHARDS, GroupUse(HALVES, (pack_ranks((0, 1, 2)),)), "some replicas and not all"),
-        (SAME, GroupUse(sampler=(4, 1)), "rank 0 has rank 1 of 4 of its DistributedSampler"),
-        (SAME, GroupUse(sampler=(2, 0)), "rank 0 of 2 of its DistributedSampler"),
+        (SAME, GroupUse(sampler=(4, 1)), "rank 0 has rank 1 of 4 of its sampler"),
+        (SAME, GroupUse(sampler=(2, 0)), "rank 0 of 2 of its sampler"),
         (SHARDS, GroupUse(HALVES, sampler=(3, 0)), "in 2 units"),
     ],
 )

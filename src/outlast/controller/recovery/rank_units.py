@@ -94,7 +94,7 @@ class RankUnits:
         if expected == own:
             return ""
         units = f" in {len(self.units)} units" if self.size > 1 else ""
-        text = f"rank {rank} has rank {own} of {replicas} of its DistributedSampler"
+        text = f"rank {rank} has rank {own} of {replicas} of its sampler"
         return f"{text}, in a world of {self.world} ranks{units}"
 
 

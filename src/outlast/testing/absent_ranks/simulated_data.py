@@ -42,8 +42,8 @@ class SimGroups:
 class SimDeal(RankDeal):
     """The deal of a rank whose loader can be dealt."""
 
-    def set_loader(self, loader: Any) -> None:
-        """Set the loader, which is not read."""
+    def set_rows(self, loader: Any) -> None:
+        """Set the loader, which is not read; None: none."""
         self._loader = loader
 
     @property
@@ -72,7 +72,7 @@ class SimData:
         self.kind = "epoch"  # of the next phase; of the newest one while `is_behind`
         self.is_behind = False  # a phase is complete, and the script has not gone on behind it
         self._deal = SimDeal(cast("GroupRegistry", self.groups), lambda _text, _key: None)
-        self._deal.set_loader(rows or None)
+        self._deal.set_rows(rows or None)
         self._newest: dict[str, Any] = {}  # description of the newest draw
         self._agreed: frozenset[int] | None = None  # absent where an epoch's length was agreed on
         self._reads_again = False  # the batch of that draw, as a rank does that takes a place

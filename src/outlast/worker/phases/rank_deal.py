@@ -11,9 +11,13 @@ from typing import Any
 
 from outlast.controller.recovery.rank_units import UnitPlace
 from outlast.data.batch_deal import BatchDeal, Hand
-from outlast.data.dealt_loader import DealtLoader, sampler_of, why_not_dealt
+from outlast.data.counted_source import Codec
+from outlast.data.dealt_loader import LoaderShares, open_shares, why_not_dealt
+from outlast.data.sampler_copies import ShareOrder
 from outlast.errors import UnsupportedError
 from outlast.worker.groups import GroupRegistry
+
+_UNDEALT = "the loader's batches cannot be dealt to other ranks: "
 
 
 class RankDeal:
@@ -22,8 +26,9 @@ class RankDeal:
 
     def __init__(self, groups: GroupRegistry, note_once: Callable[[str, str], None]) -> None:
         self._groups, self._note_once = groups, note_once
-        self.needs = ""  # why no rank may leave
-        self.sampler: tuple[int, ...] = ()  # `num_replicas` and `rank` of the loader's
+        self._needs = ""  # why no rank may leave
+        self._unequal = ""  # why the ranks' batches of this epoch cannot be read by others
+        self._order = ShareOrder()  # of this epoch, of a rank whose batches are as they were then
         self.drawn: int | None = None  # number of the newest batch; None: idle
         self.reads: int | None = None  # of the batch that is read for it; None: there is none
         self._loader: Any = None
@@ -31,15 +36,47 @@ class RankDeal:
         self._newest = -1, -1  # row in the epoch, and step, of the newest draw
         self._had: tuple[int, ...] | None = None  # units with a batch of that draw; None: all
         self._deal: BatchDeal | None = None
-        self._dealt: DealtLoader | None = None
+        self._shares: LoaderShares | None = None
+        self._epoch = 0
+        self._is_read = False  # this epoch's shares
         self._has_begun = False
         self._agreed: frozenset[int] | None = None  # absent when the epoch's length was agreed on
 
-    def set_loader(self, loader: Any) -> None:
+    def set_loader(self, loader: Any, codec: Codec) -> None:
         """Set the loader of the loop."""
-        self._loader, self.sampler = loader, sampler_of(loader)
+        self._loader, self._shares = loader, open_shares(loader, codec)
         if why := why_not_dealt(loader):
-            self.needs = f"the loader's batches cannot be dealt to other ranks: {why}"
+            self._needs = _UNDEALT + why
+
+    @property
+    def sampler(self) -> tuple[int, ...]:
+        """Return `num_replicas` and `rank` of the loader's sampler; () without one."""
+        return () if self._shares is None else self._shares.place
+
+    @property
+    def needs(self) -> str:
+        """Return why no rank may leave; "" if one may."""
+        return self._needs or self._unequal
+
+    def order(self, epoch: int) -> ShareOrder:
+        """Return the order of this rank's batches in an epoch, which all ranks compare."""
+        return ShareOrder() if self._shares is None else self._shares.order(epoch)
+
+    def shortest(self, length: int | None, epoch: int) -> int | None:
+        """Return the length of an epoch on this rank, or on an absent one whose is shorter."""
+        presence = self._groups.presence
+        if length is None or self._shares is None or not presence.absent or self.needs:
+            return length
+        replicas, units = self._shares.place[0], presence.units
+        places = (units.place_of(rank) for rank in presence.absent)
+        ranks = {units.sampler_rank(replicas, place.unit, place.place) for place in places}
+        return min(length, *(self._shares.length(rank, epoch) for rank in ranks))
+
+    def set_order(self, epoch: int, order: ShareOrder, unequal: str) -> None:
+        """Set the order of this rank's batches in an epoch. `unequal`: why others cannot read
+        them, by the orders of all."""
+        self._epoch, self._order = epoch, order
+        self._unequal = _UNDEALT + unequal if unequal else ""
 
     def begin_epoch(self, length: int | None, step: int, absent: Iterable[int]) -> None:
         """Begin an epoch of `length` batches a rank, before the draw for `step`. `absent`: when the
@@ -47,7 +84,8 @@ class RankDeal:
         self._has_begun, self._agreed = True, frozenset(absent)
         self._rows = length if self._loader is not None else None
         self._newest = -1, step - 1
-        self._deal = self._dealt = self._had = None
+        self._deal = self._had = None
+        self._is_read = False
         if self._agreed:
             here = (rank for rank in range(self._groups.world) if rank not in self._agreed)
             units = self._groups.presence.units
@@ -58,6 +96,8 @@ class RankDeal:
         """Take the place of a draw from its description; return whether its batch was dealt."""
         self.begin_epoch(length, place["step"], ())
         self._agreed = None
+        self._epoch, self._unequal = place.get("epoch", 0), place.get("unequal", "")
+        self._order = ShareOrder(*place.get("order", ()))
         self._newest = place["position"].get("done", 0), place["step"]
         self.drawn, self._deal = place.get("drawn"), None
         if place.get("deal"):
@@ -70,10 +110,13 @@ class RankDeal:
 
     def place(self) -> dict[str, Any]:
         """Return the place of the newest draw in the deal, as plain data; {} without one."""
+        found: dict[str, Any] = {"unequal": self._unequal} if self._unequal else {}
+        if self._order.replicas:
+            found["order"] = [self._order.replicas, self._order.rank, self._order.own]
         if not self._deal:
-            return {}
+            return found
         units = self._groups.presence.units
-        found: dict[str, Any] = {"deal": self._deal.place(), "drawn": self.drawn}
+        found |= {"deal": self._deal.place(), "drawn": self.drawn}
         found |= {"had": [*self._had]} if self._had is not None else {}
         return found | ({"units": [*map(list, units.units)]} if units.size > 1 else {})
 
@@ -88,7 +131,7 @@ class RankDeal:
         row, _ = self._newest
         self._newest = row + 1, step
         if skips:
-            self.needs = "the loop draws batches without a phase for each"
+            self._needs = "the loop draws batches without a phase for each"
         if self._agreed != self._groups.presence.absent and self._agreed is not None:
             if self._deal is not None:
                 self._deal.deal()
@@ -114,18 +157,29 @@ class RankDeal:
         the epoch has no other."""
         if self.reads is None:
             raise StopIteration
-        if self._dealt is None:
-            self._dealt = DealtLoader(self._loader)
-            if self._loader.num_workers:
-                self._note_once(
-                    "batches are read in the main process to the end of this epoch, since ranks"
-                    " are or were absent",
-                    "dealt",
-                )
+        assert self._shares is not None, "only a loader with shares is dealt"
+        if not self._is_read:
+            self._begin_reading(self._shares)
         units = self._groups.presence.units
         row, unit = divmod(self.reads, len(units.units))
         replicas, _ = self.sampler
-        return self._dealt.load(row, units.sampler_rank(replicas, unit, self._own.place))
+        return self._shares.load(row, units.sampler_rank(replicas, unit, self._own.place))
+
+    def _begin_reading(self, shares: LoaderShares) -> None:
+        shares.begin(self._epoch)
+        order, self._is_read = self._order, True
+        if order.own and shares.digest(order.rank) != order.own:
+            raise UnsupportedError(
+                f"batches of rank {order.rank} of the sampler are not what they were when epoch"
+                f" {self._epoch} began, so that those of absent ranks cannot be dealt: its data or"
+                " settings were changed in the epoch; change them between two epochs"
+            )
+        if self._loader.num_workers:
+            self._note_once(
+                "batches are read in the main process to the end of this epoch, since ranks are or"
+                " were absent",
+                "dealt",
+            )
 
     def follow(self, step: int) -> bool:
         """Follow a change of the ranks that are present, at a place with `step` committed steps;
