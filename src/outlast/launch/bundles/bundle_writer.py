@@ -50,12 +50,13 @@ from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incident_explanation import explain, finding_lines
 from outlast.telemetry.incidents import incidents
 from outlast.telemetry.run_summary import summarise
-from outlast.telemetry.segment_files import SegmentWriter
+from outlast.telemetry.segment_files import SegmentDamage, SegmentWriter
 
 KEPT = 5  # bundles of a run; older ones are removed
 DEADLINE_S = 30.0
 EVENTS_MAX = 100_000  # of steps; all others are few
 TAIL_BYTES = 256 << 10  # of each log file
+CONTEXT_BYTES = 8 << 10  # before a tail, so that it begins with no half of a secret
 LOGS_MAX = 48 << 20
 TRACES_MAX = 32 << 20
 BATCHES_MAX = 64 << 20
@@ -161,7 +162,9 @@ def _job(run_dir: Path) -> RunningJob:
 def _collect(
     run_dir: Path, job: RunningJob, content: _Content, environment: Mapping[str, str]
 ) -> BundleManifest:
-    events = read_events(run_dir)
+    damages: list[SegmentDamage] = []
+    events = read_events(run_dir, damages.append)
+    content.omitted += [str(damage) for damage in damages]
     ended = next((one for one in reversed(events) if isinstance(one, RunEnded)), None)
     checkpoint: BundledCheckpoint | None = None
     try:
@@ -255,21 +258,24 @@ def _add_script(run_dir: Path, content: _Content) -> None:
 def _add_logs(run_dir: Path, content: _Content) -> None:
     """Add the tail of each log, the newest first."""
     paths = [*(run_dir / "logs").rglob("*.log"), *run_dir.glob("controller-error-*.log")]
-    own = [path for path in paths if path.is_file() and not path.parent.is_symlink()]
-    total = 0
+    own = [path for path in paths if path.is_file() and not path.is_symlink()]
+    total = beyond = 0
     for path in sorted(own, key=_modified, reverse=True):
         name = str(path.relative_to(run_dir))
         size = path.stat().st_size
         if total + min(size, TAIL_BYTES) > LOGS_MAX:
-            content.omitted.append(f"{name}: logs have {LOGS_MAX >> 20} MiB")
+            beyond += 1
             continue
         with path.open("rb") as file:
-            file.seek(max(0, size - TAIL_BYTES))
-            data = file.read(TAIL_BYTES)
-        total += len(data)
+            file.seek(max(0, size - TAIL_BYTES - CONTEXT_BYTES))
+            data = content.redaction.data(file.read(TAIL_BYTES + CONTEXT_BYTES))
         if size > TAIL_BYTES:
             content.omitted.append(f"{name}: {size - TAIL_BYTES} bytes before its tail")
-        content.write(name, content.redaction.data(data))
+        data = data[-TAIL_BYTES:]
+        total += len(data)
+        content.write(name, data)
+    if beyond:
+        content.omitted.append(f"logs: {beyond} files beyond {LOGS_MAX >> 20} MiB")
 
 
 def _modified(path: Path) -> float:
@@ -281,16 +287,19 @@ def _modified(path: Path) -> float:
 
 def _add_newest(run_dir: Path, folder: str, size_max: int, content: _Content) -> None:
     """Add the newest files of a directory, up to a size."""
-    total = 0
-    paths = [path for path in (run_dir / folder).rglob("*") if path.is_file()]
+    total = beyond = 0
+    found = (run_dir / folder).rglob("*")
+    paths = [path for path in found if path.is_file() and not path.is_symlink()]
     for path in sorted(paths, key=_modified, reverse=True):
         name, size = str(path.relative_to(run_dir)), path.stat().st_size
         if total + size > size_max:
-            content.omitted.append(f"{name}: {folder} have {size_max >> 20} MiB")
+            beyond += 1
             continue
         total += size
         data = path.read_bytes()
         content.write(name, content.redaction.data(data) if folder == "traces" else data)
+    if beyond:
+        content.omitted.append(f"{folder}: {beyond} files beyond {size_max >> 20} MiB")
 
 
 def _add_events(events: list[AnyEvent], content: _Content) -> None:
@@ -308,7 +317,7 @@ def _add_events(events: list[AnyEvent], content: _Content) -> None:
 def _add_journal(run_dir: Path, content: _Content) -> None:
     """Add the journal's shared values, which a replay needs."""
     try:
-        entries = read_journal(run_dir / "journal", lambda _: None)
+        entries = read_journal(run_dir / "journal", content.omitted.append)
     except RunDirError as error:
         content.omitted.append(f"journal: {error}")
         return
