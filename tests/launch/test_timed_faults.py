@@ -77,4 +77,4 @@ def test_what_never_struck_is_said_with_the_reason(stage: Stage) -> None:
     stage.play(plan, act)
     texts = [e.text for e in told(Path(plan.run_dir)) if isinstance(e, events.Note)]
     assert len(texts) == 2 and all("kill:step=3 did not strike" in text for text in texts)
-    assert "never calls outlast.init()" in texts[0] and "never came to its place" in texts[1]
+    assert "no worker came to outlast.init()" in texts[0] and "never came to its place" in texts[1]

@@ -94,7 +94,7 @@ class TimedFaults:
                 why = "the run never came to its place"
                 if plain and not spec.after_s:
                     why = (
-                        "the script never calls outlast.init(), so that it has no steps and phases;"
-                        " after=SECONDS strikes any script"
+                        "no worker came to outlast.init(), so that there were no steps and phases"
+                        " (the script may never call it); after=SECONDS strikes any script"
                     )
                 self._record.note(f"--fault {spec.text} did not strike: {why}")
