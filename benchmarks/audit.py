@@ -1,7 +1,8 @@
 """Cost of the checks that watch replicas and weights, as shares of a step.
 
-Audits digest a part of the state every 100 steps, and all of it once an incident. Each attempt
-digests one window of a parameter twice, to find writes through `.data` before the vote. One
+Each vote digests windows of parameters, optimizer state and gradients; every 100 steps the rest is
+digested, and all once an incident. Each attempt also digests one window of a parameter twice, to
+find writes through `.data` before the vote. One
 process, one thread, no collectives: a step under DDP is longer, and the shares smaller. The
 alternative to each sample is all of it, in turn with the sample; the limit is one pass of the same
 digest over as many bytes. Shares are of processor time. See benchmarks/README.md.
@@ -23,9 +24,9 @@ from workload import CONTEXT, WORDS, Transformer, loss_of
 
 from outlast.launch.torchrun_arguments import AUDIT_EVERY
 from outlast.transport import channel, messages
-from outlast.worker.auditor import PARTS
 from outlast.worker.phases.phase_attempt import WINDOW_BYTES, WrittenWeights
 from outlast.worker.state.audited_state import (
+    REST,
     WHOLE,
     AuditedPart,
     collect,
@@ -33,9 +34,10 @@ from outlast.worker.state.audited_state import (
     digest_names,
     replica_set,
 )
+from outlast.worker.state.compared_windows import ComparedPiece, ComparedWindows
 from outlast.worker.state.protected_state import ProtectedState
 
-SHARE_MAX = 0.002  # of a step
+SHARE_MAX = 0.005  # of a step: half of what all sentinels may cost
 SMALL = 400  # layers of the model of many small tensors
 SEQUENCES = 8  # of a step, as examples/train_gpt.py has
 SHAPES = {"1e6": (128, 4), "1e7": (384, 5), "1e8": (1024, 8)}  # width and layers by parameters
@@ -47,11 +49,12 @@ class Turn(NamedTuple):
     """One step, and one of each check right behind it."""
 
     step: Clock
-    part: Clock
+    vote: Clock  # the windows that a vote compares
+    rest: Clock
     whole: Clock
     window: Clock
     windows: Clock  # all weights and moments
-    limit: Clock  # one pass over an eighth of the state and two windows
+    limit: Clock  # one pass over as many bytes as a vote compares, and two windows
 
 
 class Cost(NamedTuple):
@@ -61,6 +64,7 @@ class Cost(NamedTuple):
     parameters: int
     tensors: int
     size_bytes: int
+    vote_bytes: int
     turns: list[Turn]
     load: float
 
@@ -68,7 +72,9 @@ class Cost(NamedTuple):
         return 1e3 * median([getattr(turn, field).cpu_s for turn in self.turns])
 
     def audit(self) -> Spread:
-        return spread([turn.part.cpu_s / (AUDIT_EVERY * turn.step.cpu_s) for turn in self.turns])
+        return spread(
+            [(t.vote.cpu_s + t.rest.cpu_s / AUDIT_EVERY) / t.step.cpu_s for t in self.turns]
+        )
 
     def window(self) -> Spread:
         return spread([turn.window.cpu_s / turn.step.cpu_s for turn in self.turns])
@@ -76,20 +82,19 @@ class Cost(NamedTuple):
     def wall(self) -> Spread:
         """Return the share of both by the clock on the wall."""
         return spread(
-            [(t.part.wall_s / AUDIT_EVERY + t.window.wall_s) / t.step.wall_s for t in self.turns]
+            [
+                (t.vote.wall_s + t.rest.wall_s / AUDIT_EVERY + t.window.wall_s) / t.step.wall_s
+                for t in self.turns
+            ]
         )
 
     def limit(self) -> Spread:
         """Return the share that one pass over the same bytes would have."""
-        return spread([self._limit_of(turn) / turn.step.cpu_s for turn in self.turns])
-
-    def _limit_of(self, turn: Turn) -> float:
-        a_byte = turn.limit.cpu_s / (self.size_bytes / PARTS + 2 * WINDOW_BYTES)
-        return a_byte * (self.size_bytes / PARTS / AUDIT_EVERY + 2 * WINDOW_BYTES)
+        return spread([turn.limit.cpu_s / turn.step.cpu_s for turn in self.turns])
 
     def sampled(self) -> tuple[Spread, Spread]:
         """Return the cost of a sample over that of all: of an audit, and of weights."""
-        audits = spread([turn.part.cpu_s / turn.whole.cpu_s for turn in self.turns])
+        audits = spread([turn.vote.cpu_s / turn.whole.cpu_s for turn in self.turns])
         return audits, spread([turn.window.cpu_s / turn.windows.cpu_s for turn in self.turns])
 
 
@@ -114,20 +119,34 @@ def measured(name: str, model: nn.Module, loss: Callable[[], Tensor], repeats: i
     report(held, WHOLE)
     state = [leaf for k in collect(held).values() for leaf in k.values() if torch.is_tensor(leaf)]
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
-    data = bytes(min(PIECE_BYTES, size_bytes // PARTS + 2 * WINDOW_BYTES))
+    windows = ComparedWindows(held, AUDIT_EVERY)
+    vote_bytes = sum(map(compared_bytes, windows.take(0).pieces))
+    data = bytes(min(PIECE_BYTES, vote_bytes + 2 * WINDOW_BYTES))
     turns = [
         Turn(
             step=clocked(step),
-            part=clocked(partial(report, held, AuditedPart(turn % PARTS, PARTS))),
+            vote=clocked(partial(share, windows, turn)),
+            rest=clocked(partial(report, held, REST)),
             whole=clocked(partial(report, held, WHOLE)),
             window=clocked(partial(look_for_writes, held, turn, everything=False)),
             windows=clocked(partial(look_for_writes, held, turn, everything=True)),
-            limit=clocked(partial(one_pass, data, size_bytes // PARTS + 2 * WINDOW_BYTES)),
+            limit=clocked(partial(one_pass, data, vote_bytes + 2 * WINDOW_BYTES)),
         )
         for turn in range(repeats)
     ]
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Cost(name, parameters, len(state), size_bytes, turns, max(before, load()))
+    return Cost(name, parameters, len(state), size_bytes, vote_bytes, turns, max(before, load()))
+
+
+def share(windows: ComparedWindows, step: int) -> int:
+    """All that a vote's comparison costs."""
+    return windows.take(step).digest
+
+
+def compared_bytes(piece: ComparedPiece) -> int:
+    """Return how many bytes of a leaf are compared."""
+    tensor = piece.leaf.tensor()
+    return 0 if tensor is None else (piece.end - piece.start) * tensor.element_size()
 
 
 def report(held: ProtectedState, part: AuditedPart) -> bytes:
@@ -157,13 +176,13 @@ def one_pass(data: bytes, size_bytes: int) -> None:
 
 def show(costs: list[Cost]) -> None:
     table(
-        ("model", "parameters", "tensors", "MB", "step ms", "part ms", "all ms", "window ms",
-         "all windows ms", "load"),
+        ("model", "parameters", "tensors", "MB", "MB a vote", "step ms", "vote ms", "all ms",
+         "window ms", "all windows ms", "load"),
         [
             (
                 cost.name, f"{cost.parameters:.2e}", str(cost.tensors),
-                f"{cost.size_bytes / 1e6:.0f}",
-                *(f"{cost.median_ms(f):.3f}" for f in ("step", "part", "whole", "window",
+                f"{cost.size_bytes / 1e6:.0f}", f"{cost.vote_bytes / 1e6:.2f}",
+                *(f"{cost.median_ms(f):.3f}" for f in ("step", "vote", "whole", "window",
                                                        "windows")),
                 f"{cost.load:.1f}",
             )
@@ -172,8 +191,8 @@ def show(costs: list[Cost]) -> None:
     )  # fmt: skip
     print()
     table(
-        ("model", f"audits, every {AUDIT_EVERY}", "windows", "both, wall", "limit of both",
-         "part / all", "window / all"),
+        ("model", "votes and audits", "windows", "both, wall", "limit of both",
+         "vote / all", "window / all"),
         [
             (
                 cost.name, *(percent(s) for s in (cost.audit(), cost.window(), cost.wall(),

@@ -156,8 +156,7 @@ class PhaseDone(Event, frozen=True, omit_defaults=True):
     """One phase committed on one seat. All times are those of that worker.
 
     `t_begin_ns` is where the attempt that counted began, `t_vote_ns` the vote's answer, `t_ns` the
-    return. Discarded attempts have events of their own. `steps`: how many steps in a
-    row this stands for, all as long, `n` and `step` being the last one's; 1 but in simulated runs.
+    return. Refused attempts have own events. `steps`: 1, in simulated runs steps of equal length.
     """
 
     worker: str
@@ -314,7 +313,7 @@ class BatchSkipped(Event, frozen=True):
 
 class ReplicasCompared(Event, frozen=True, omit_defaults=True):
     """Audit of phase n: `ranks` ranks are equal, except for the `minority`. `decides`: the
-    `majority` determines the right state; else it is only the largest group of equal ranks."""
+    `majority` is right, else the largest group. `since_step`: votes have compared the rest."""
 
     generation: int
     n: int
@@ -326,6 +325,7 @@ class ReplicasCompared(Event, frozen=True, omit_defaults=True):
     majority: tuple[int, ...] = ()
     decides: bool = True
     tensors: tuple[str, ...] = ()
+    since_step: int = -1
 
 
 class FaultInjected(Event, frozen=True):

@@ -30,7 +30,7 @@ def test_where_it_strikes_unless_told() -> None:
         ("kil:rank=1", "kil"),
         ("", "''"),
         ("kill:rank", "'rank' is not key=value"),
-        ("kill:rnk=1", "unknown key 'rnk' .known: after, cause, for"),
+        ("kill:rnk=1", "unknown key 'rnk' .known: after, bit, cause, for"),
         ("kill:generation=2", "generation"),
         ("kill:rank=x", "'x' is not a number"),
         ("kill:rank=-1", "rank=-1 must be at least 0"),

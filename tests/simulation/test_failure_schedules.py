@@ -14,7 +14,7 @@ from outlast.controller import (
     planned_migration,
     shared_values,
 )
-from outlast.controller.audit import audit_protocol
+from outlast.controller.audit import audit_protocol, corruption
 from outlast.controller.audit.audit_records import AuditVerdict
 from outlast.controller.lifecycle import run_start
 from outlast.controller.recovery import reconfiguration, recovery_decision
@@ -69,6 +69,11 @@ def _agreeing(holdings, names, may_ask=True):
     return AuditVerdict(outcome="agreed", compared=len(holdings))
 
 
+def _redoing(turn, audit_round, verdict):
+    corruption._answer(turn, audit_round)
+    return True
+
+
 BREAKAGES = {
     "the least complete survivor decides": (recovery_decision, "_place", _smallest_place),
     "any rank is a donor": (shared_values, "donors_of", lambda state, seat, whole: sorted(whole)),
@@ -91,6 +96,8 @@ BREAKAGES = {
     "audits find nothing": (audit_protocol, "judge", _agreeing),
     "who differs is not replaced": (audit_protocol, "_replace", lambda *arguments: None),
     "what was saved meanwhile is trusted": (audit_protocol, "_bar", lambda *arguments: None),
+    "wrong gradients are redone for ever": (corruption, "answer_dispute", _redoing),
+    "wrong state is redone in place": (corruption, "are_gradients", lambda verdict: True),
     "a term forgets what is out of use": (
         audit_protocol,
         "restore_audits",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # part -> the modules that may write it
 WRITERS = {
-    "audit": {"audit_protocol"},
+    "audit": {"audit_protocol", "corruption"},
     "budgets": {"state_parts"},
     "clock": {"state_parts"},
     "cuts": {"member_tables"},

@@ -44,8 +44,9 @@ from pathlib import Path
 # Gradients that are not finite: 11 with tests and a split of faults and rehearsals, 1,900.
 # Bundles of stopped runs, classes of exit codes: 8, 1,000.
 # Loaders that are dealt: 3, 1,300.
+# Votes that compare windows of replicas, transient and lasting corruption: 3, 900.
 CEILINGS = {
-    "modules": 573,
+    "modules": 576,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -54,7 +55,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 127300,
+    "lines": 128200,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -42,8 +42,8 @@ class Place:
     def cut_connections(self) -> None:
         self.resets += 1
 
-    def flip_bit(self, pattern: str) -> None:
-        self.flipped.append(pattern)
+    def flip_bit(self, spec: FaultSpec) -> None:
+        self.flipped.append(spec.tensor)
 
 
 def test_the_next_checkpoint_from_there_on_fails_once(tmp_path: Path) -> None:

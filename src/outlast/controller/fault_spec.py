@@ -12,6 +12,8 @@
     nan:rank=1,step=6,cause=data           those of every attempt at this step, wherever it runs
     oom:rank=1,step=6,times=2              an allocation fails, at two attempts
     flip:rank=1,step=6,tensor=model.0.*    one bit of a replicated tensor flips after the commit
+    flip:rank=1,phase=reduced,bit=30       one bit of a gradient flips after its reduction
+    flip:rank=1,phase=backward             one bit of a gradient flips before its reduction
     kill:spare=0                           the first spare, as soon as it is warm
     kill:random=3,steps=5-50               three kills at seeded places of steps 5 to 50
     kill:rank=1,after=30                   SIGKILL (or stop) 30 s after the start, in any script
@@ -42,6 +44,7 @@ Where = Literal[
     "setup",  # between init() and the first phase
     "forward",  # at the first collective or module call of the attempt
     "backward",  # inside autograd
+    "reduced",  # all gradients are reduced, no vote is cast
     "vote",  # after this rank's vote is sent
     "apply",  # inside optimizer.step, some parameters changed
     "done",  # after the phase is complete, before `run` returns
@@ -54,14 +57,15 @@ Where = Literal[
     "checkpoint",  # while a checkpoint is written
 ]
 _KINDS, _PLACES = get_args(Kind), get_args(Where)
-_LEAST = {"rank": 0, "step": 1, "spare": 0, "times": 1, "random": 1}
+_LEAST = {"rank": 0, "step": 1, "spare": 0, "times": 1, "random": 1, "bit": 0}
 # Keys allowed beside the key that selects the form of a fault, and the kinds of the form.
 _FORMS: dict[str, tuple[set[str], tuple[Kind, ...]]] = {
     "spare": ({"for"}, ("kill", "stop")),
     "after": ({"rank", "for"}, ("kill", "stop")),
     "random": ({"rank", "phase", "steps", "for"}, _KINDS),
     "cause": ({"rank", "step", "phase"}, ("nan",)),
-    "tensor": ({"rank", "step", "phase", "times"}, ("flip",)),
+    "tensor": ({"rank", "step", "phase", "times", "bit"}, ("flip",)),
+    "bit": ({"rank", "step", "phase", "times"}, ("flip",)),
     "": ({"rank", "step", "phase", "times", "for"}, _KINDS),
 }
 _LASTING: tuple[Kind, ...] = ("stop", "slow")
@@ -92,6 +96,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     random: int = 0
     cause: Cause = "once"  # of nan
     tensor: str = "*"  # tensor that flip changes: its name in audits, with * and ?
+    bit: int = 0  # that flip changes, in the order of the tensor's memory
     steps: tuple[int, int] = _STEPS  # that `random` draws from
     places: tuple[Where, ...] = ()  # likewise
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from outlast import events
-from outlast.controller.audit.audit_records import CopyBar
+from outlast.controller.audit.audit_records import CopyBar, CorruptionStrike
 from outlast.transport import messages
 
 
@@ -279,6 +279,12 @@ class CopiesBarred(JournalEntry, frozen=True, tag="Barred"):
     generation: int
 
 
+class CorruptionFound(JournalEntry, frozen=True, tag="Corrupted"):
+    """Wrong bits on a rank: a later term tells by it whether they come again on its device."""
+
+    strike: CorruptionStrike
+
+
 AnyEntry = (
     TermBegan
     | DecisionMade
@@ -293,4 +299,5 @@ AnyEntry = (
     | RungTaken
     | AuditAgreedEntry
     | CopiesBarred
+    | CorruptionFound
 )

@@ -70,6 +70,17 @@ def record_findings(turn: ControllerTurn, agent: AgentRecord, body: messages.Nod
             turn.emit(replace(one, t_ns=turn.now_ns, severity="healthy", detail="no longer found"))
 
 
+def add_finding(turn: ControllerTurn, one: Warned) -> None:
+    """Record the finding of a sentinel, which stays open; a repeated one is no event."""
+    known = turn.state.findings.warned
+    before = known.get(_key(one))
+    if before is None and len(known) >= WARNED_MAX:
+        return
+    known[_key(one)] = one
+    if before is None or before.severity != one.severity:
+        turn.emit(one)
+
+
 def record_scheduler(turn: ControllerTurn, event: SchedulerChecked) -> None:
     """Replace the scheduler's findings of all hosts. It asks for the move of a node's ranks."""
     for agent in tuple(turn.state.members.agents.values()):

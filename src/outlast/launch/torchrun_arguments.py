@@ -228,8 +228,8 @@ def _parser() -> ArgumentParser:
         type=outlast_flags.steps,
         default=AUDIT_EVERY,
         metavar="STEPS",
-        help="Compare digests of one eighth of the state between replicas every STEPS committed"
-        " steps (default 100; 0: only after the start and after each recovery).",
+        help="Let replicas compare digests of all their state within STEPS committed steps, by"
+        " windows in every vote (default 100; 0: only after the start and each recovery).",
     )
     add(
         "--fault",

@@ -185,18 +185,15 @@ def replica_agreement(events: Sequence[AnyEvent]) -> ReplicaAgreement:
     newest: ReplicasCompared | None = None
     wrong: ReplicasCompared | None = None
     whole_step = -1
-    parts: list[ReplicasCompared] = []
     for event in events:
         if not isinstance(event, ReplicasCompared):
             continue
         audits += 1
         if event.minority:
-            differed, wrong, parts = differed + 1, event, []
+            differed, wrong = differed + 1, event
             continue
         newest = event
-        parts = [*parts, event][-event.parts :]
-        if {part.part for part in parts if part.parts == event.parts} == set(range(event.parts)):
-            whole_step = parts[0].step
+        whole_step = max(whole_step, event.step if event.parts == 1 else event.since_step)
     return ReplicaAgreement(
         audits=audits,
         step=newest.step if newest else -1,

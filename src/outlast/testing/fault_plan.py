@@ -52,6 +52,7 @@ POINTS = (
     "opened",
     "finished",
 )
+_FLIPS = ("audited", "audited", "reduced")  # of the state after a phase, of a reduced gradient
 _ONCE_A_START = ("spawned", "hello", "seated", "ready", "connect", "meshed", "joined", "opened")
 _ONCE_A_PHASE = ("attempt", "slot", "voted", "answered", "applying", "applied", "tail")
 _SPECIAL: dict[str, FaultKind] = {
@@ -116,9 +117,8 @@ class FaultPlan(NamedTuple):
     skips: float = 0.0  # the share of copies in memory that are skipped
     waits: bool = False  # the script waits, and nothing else happens
     early: bool = False  # only a few kills before the first step
-    flips: tuple[
-        PlannedFault, ...
-    ] = ()  # bits of one rank's state, after a phase; then all are audited
+    flips: tuple[PlannedFault, ...] = ()  # of one rank's bits; then votes compare
+    windows: int = 1  # in which votes compare the state, in turn
     links_end: bool = False  # ranks notice that two hosts do not reach each other
     takes_over: bool = False  # hosts share a store of terms, and take over from a lost controller
     shrinking: ShrinkOptions | None = None  # the run may go on with fewer ranks
@@ -372,12 +372,13 @@ def _wait(dice: random.Random, plan: FaultPlan) -> list[PlannedFault]:
 
 
 def _flipping(dice: random.Random, plan: FaultPlan) -> FaultPlan:
-    """Flip bits of one rank's state in some plans, and audit every phase there."""
+    """Flip bits of one rank's state or gradients in some plans, where votes compare both."""
     if plan.waits or plan.early or dice.random() >= 0.2:
         return plan
     often = plan.world * plan.phases
-    flips = [PlannedFault("audited", "flip", dice.randint(1, often), -1) for _ in range(2)]
-    return plan._replace(flips=tuple(flips[: dice.choice((1, 1, 2))]))
+    points = dice.choices(_FLIPS, k=dice.choice((1, 1, 2)))
+    flips = tuple(PlannedFault(point, "flip", dice.randint(1, often), -1) for point in points)
+    return plan._replace(flips=flips, windows=dice.choice((1, 2, 3)))
 
 
 def _draw_fault(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import multimode
 
 from outlast import events
 from outlast.controller.audit.audit_records import CopyBar, is_barred
+from outlast.controller.audit.corruption import CHECK
 from outlast.controller.inputs import CopiesBarred
 from outlast.events import Fault
 from outlast.testing.run_invariants import RunInvariants
@@ -17,6 +19,7 @@ from outlast.transport import messages
 
 PATIENCE_S = 15.0
 AGAIN_S = 2.0
+WRONG_GRADIENT = -1  # a digest that no model has
 
 
 class SimCheckpoints:
@@ -74,9 +77,11 @@ class SimCheckpoints:
         """Return the newest copy in memory, as ranks know it."""
         return self._copies[-1] if self._copies else None
 
-    def condemn(self) -> None:
-        """Bar checkpoints that were saved while a rank was wrong, after an audit found it."""
-        self._condemned |= self._tainted.keys()
+    def condemn(self, flips: Iterable[int]) -> None:
+        """Condemn checkpoints that were saved while a rank suffered from flips, which an audit has
+        found."""
+        found = set(flips)
+        self._condemned |= {path for path, each in self._tainted.items() if each & found}
 
     def absolve(self, flip: int) -> None:
         """Clear checkpoints of a flip that all ranks share: no audit can find it any more."""
@@ -165,11 +170,24 @@ class AuditJudge:
     def __init__(self, ledger: RunInvariants, shelf: SimCheckpoints) -> None:
         self._ledger, self._shelf = ledger, shelf
         self._reports: dict[tuple[int, int], dict[int, tuple[str, int]]] = {}
+        self._again: dict[tuple[int, int], int] = {}
+        self._suspects: set[str] = set()  # workers that have reported wrong bits
+        self._outvoted: set[str] = set()  # right ones, where most were wrong
 
-    def reported(self, worker: AuditedProcess) -> None:
+    def reported(self, worker: AuditedProcess, body: messages.Audited, digest: int) -> None:
         """Record the digests that a rank has sent."""
-        key = worker.opened, worker.n
-        self._reports.setdefault(key, {})[worker.seat] = worker.name, worker.model
+        key = body.generation, body.n
+        if self._again.setdefault(key, 0) < body.again:  # of another round
+            self._again[key] = body.again
+            self._reports[key] = {}
+        self._reports.setdefault(key, {})[worker.seat] = worker.name, digest
+        if digest == WRONG_GRADIENT or digest in self._ledger.wrong:
+            self._suspects.add(worker.name)
+
+    def warned(self, event: events.Warned) -> None:
+        """Check that a finding of corruption names a worker that has reported wrong bits."""
+        if event.check == CHECK and event.worker not in self._suspects | self._outvoted:
+            self._ledger.fail(f"{event.worker} was right, and the finding is {event}")
 
     def compared(self, event: events.ReplicasCompared, origins: Mapping[int, int]) -> None:
         """Check the controller's verdict against a count; condemn the ranks with wrong state."""
@@ -190,9 +208,12 @@ class AuditJudge:
         if odd and decides and set(event.minority) != odd:
             ledger.fail(f"ranks {event.minority} were blamed after phase {event.n}, not {odd}")
         if odd:
+            if most in ledger.wrong or most == WRONG_GRADIENT:
+                self._outvoted.update(reports[seat][0] for seat in odd)
             wrong = odd if decides else set(reports)
             ledger.condemned.update(reports[seat][0] for seat in wrong)
-            self._shelf.condemn()
+            found = {model for _, model in reports.values()} & ledger.wrong.keys()
+            self._shelf.condemn(ledger.wrong[model] for model in found)
         elif most in ledger.wrong:
             self._shelf.absolve(ledger.wrong[most])
 
@@ -234,27 +255,81 @@ class AuditedProcess(SimProcess):
         self._audited = 0  # the generation whose first phase was audited
         self._pending: messages.Audited | None = None
         self._waiting = -1  # the attempt's token while it waits
+        self._disputes = 0  # of the phase under way
+        self._covered: dict[int, int] = {}  # window -> the last phase before which it was equal
+        self._flips_gradient = self._is_bad = False
 
     def is_open(self) -> bool:
         """Return whether the process is in an open generation."""
         return self.opened == self.generation > max(self.closed, self.answered)
 
     def audit(self) -> None:
-        """Report digests after phase n was applied."""
-        self._pending = None
+        """Report digests after the first phase of a generation; votes compare the later ones."""
+        self._pending, self._disputes = None, 0
+        if self.compares():
+            self._covered[self._window(self.n - 1)] = self.n - 1
         if self.point("audited") == "flip":
             self.model = self.ledger.flip(self.model)
-        if not self.is_open() or (self._audited == self.opened and not self.cluster.plan.flips):
+        if not self.is_open() or self._audited == self.opened:
             return
-        self._audited = self.opened
-        self._pending = messages.Audited(
-            generation=self.opened, n=self.n, step=self.step, replica_set=b"", kinds=self._kinds()
-        )
-        self.cluster.audits.reported(self)
-        self.say(self._pending)
+        self._audited, self._covered = self.opened, {}
+        self._send_audit(0, {"parameters": self.model})
 
-    def _kinds(self) -> dict[str, bytes]:
-        return {"parameters": str(self.model).encode()}
+    def compares(self) -> bool:
+        """Return whether the votes of this generation compare windows of the state."""
+        return bool(self.cluster.plan.flips) and self._audited == self.opened > 0
+
+    def _window(self, n: int) -> int:
+        return n % self.cluster.plan.windows
+
+    def shown(self) -> dict[str, int]:
+        """Return what this rank's window shows at the vote on phase n+1: {} without one."""
+        if not self.compares():
+            return {}
+        flip = self.ledger.wrong.get(self.model)
+        is_seen = flip is not None and self._window(flip) == self._window(self.n)
+        model = self.model if is_seen else self.ledger.model(self.n)
+        gradient = WRONG_GRADIENT if self._flips_gradient or self._is_bad else 0
+        return {"parameters": model, "gradients": gradient}
+
+    def strike_gradient(self) -> None:
+        """Compute a wrong gradient, once or as long as this process lives, where one is planned."""
+        self._flips_gradient = False
+        if self.compares() and self.point("reduced") == "flip":
+            self._flips_gradient = True
+            self._is_bad = self.line.dice.random() < 0.3
+
+    def disputed(self, token: int) -> None:
+        """Report the window, and run the phase again, since replicas differ."""
+        if token != self.token or self.state != "voting" or not self.is_open():
+            return
+        self.state, self.busy = "running", False
+        self._disputes += 1
+        self._send_audit(self._disputes, self.shown())
+        self.work(0.1, 0.25, self.vote)
+
+    @abstractmethod
+    def vote(self) -> None:
+        """Vote on the phase under way."""
+
+    def _send_audit(self, again: int, shown: dict[str, int]) -> None:
+        is_covered = len(self._covered) == self.cluster.plan.windows
+        since_n = min(self._covered.values()) if again and is_covered else -1
+        self._pending = messages.Audited(
+            generation=self.opened,
+            n=self.n,
+            step=self.step,
+            replica_set=b"",
+            kinds={kind: str(digest).encode() for kind, digest in shown.items()},
+            parts=2 if again else 1,
+            again=again,
+            since_n=since_n,
+            since_step=since_n,
+            has_equal_gradients=True,
+        )
+        states = [digest for digest in shown.values() if digest]
+        self.cluster.audits.reported(self, self._pending, states[-1] if states else 0)
+        self.say(self._pending)
 
     def stage(self) -> messages.Checkpointed:
         """Return a memory copy of all ranks' state after this phase, right or wrong."""
@@ -291,10 +366,12 @@ class AuditedProcess(SimProcess):
         pending = self._pending
         if isinstance(body, messages.AuditRequest):
             if pending is not None and pending.n == body.n:
-                names = {"parameters": {"model": self._kinds()["parameters"]}}
+                names = {kind: {"model": digest} for kind, digest in pending.kinds.items()}
                 self.say(messages.AuditNamed(generation=body.generation, n=body.n, names=names))
             return False
-        if pending is None or (pending.generation, pending.n) != (body.generation, body.n):
+        if pending is None:
+            return False
+        if (pending.generation, pending.n, pending.again) != (body.generation, body.n, body.again):
             return False
         self._pending = None
         waited, self._waiting = self._waiting == self.token, -1

@@ -56,6 +56,8 @@ class RunChecks:
             self._need(controller.state, event)
         elif isinstance(event, events.ReplicasCompared):
             cluster.audits.compared(event, controller.state.audit.origins)
+        elif isinstance(event, events.Warned):
+            cluster.audits.warned(event)
         elif isinstance(event, events.Noticed) and event.fault.kind == "controller_lost":
             self._took_over(controller.state, event)
         elif isinstance(event, events.WorkerLost):

@@ -6,6 +6,7 @@ import heapq
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outlast.events import Fault, FaultKind
@@ -271,6 +272,7 @@ class Ballot:
         self.n = n
         self.votes: dict[int, tuple[SimWorker, int]] = {}  # worker and its token by rank
         self.shares: dict[int, TrainedShare] = {}  # of all voters, by rank
+        self.shown: dict[int, dict[str, int]] = {}  # what their windows show
         self.complete = False
 
 
@@ -351,6 +353,7 @@ class WorkerMesh:
             self.cluster.ledger.fail(f"{worker.name} votes at rank {worker.seat}, which is absent")
         ballot.votes[worker.seat] = worker, worker.token
         ballot.shares[worker.seat] = worker.share()
+        ballot.shown[worker.seat] = worker.shown()
         self._complete(ballot)
         return ballot
 
@@ -365,11 +368,23 @@ class WorkerMesh:
                 if voter.token == token:
                     self._end_when_silent(voter)
             return
+        first = ballot.shown[self.present[0]]
+        if any(ballot.shown[seat] != first for seat in self.present):
+            self._dispute(ballot)
+            return
         ballot.complete = True
         self.cluster.ledger.agree(ballot.n, self.present, ballot.shares)
         for voter, token in ballot.votes.values():
             delay_s = line.between(0.0005, 0.03)
             line.after(delay_s, lambda voter=voter, token=token: voter.answer(token))
+
+    def _dispute(self, ballot: Ballot) -> None:
+        """Let all voters know that their windows differ, and empty the ballot."""
+        line = self.cluster.timeline
+        for voter, token in tuple(ballot.votes.values()):
+            disputed = partial(voter.disputed, token)
+            line.after(line.between(0.0005, 0.03), partial(voter.call, disputed))
+        ballot.votes, ballot.shares, ballot.shown = {}, {}, {}
 
     def remove(self, worker: SimWorker) -> None:
         """Remove a dead member: its frames may still arrive, its neighbours may notice."""

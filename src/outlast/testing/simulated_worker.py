@@ -70,7 +70,7 @@ class SimWorker(DataProcess):
                     self.proceed()
             case messages.AuditRequest() | messages.AuditAgreed():
                 if self.hear_audit(body):
-                    self._vote()
+                    self.vote()
             case messages.Leave():
                 self.leaves = body.generation
             case messages.SaveEvery():
@@ -338,14 +338,16 @@ class SimWorker(DataProcess):
         if self.cluster.has_bug(self.seat, self.n + 1):
             self.trouble(Fault(kind="raised", detail="a bug", traceback="always"))
             return
-        self.work(0.1, 0.25, self._vote)
+        self.work(0.1, 0.25, self.vote)
 
-    def _vote(self) -> None:
+    def vote(self) -> None:
+        """Vote on the phase under way, unless an answer to an audit is due."""
         mesh = self.mesh
         if mesh is None or self.state != "running" or self.opened != self.generation:
             return
         if self.waits():
             return
+        self.strike_gradient()
         self.write(f"after:{self.n + 1}", own_step(self.own, self.n + 1))
         self.write(f"result:{self.n + 1}", self.n + 1)
         if self.answered >= self.generation:

@@ -172,8 +172,9 @@ class NoticeSignal(Body, frozen=True):
 class Audited(Body, frozen=True):
     """Digests, by kind, of the state that must be equal on all replicas after phase n.
 
-    `replica_set`: equal on ranks that are replicas of each other. `part`: the digested part, of
-    `parts` equal parts of the state; the sender of 0 of 1, the whole state, waits for AuditAgreed.
+    `replica_set`: equal on ranks that are replicas of each other. `part` of `parts`: 0 of 1 is all
+    of the state, and its sender waits for AuditAgreed; 0 of 2 is what votes compare, 1 of 2 the
+    rest. `again`: how often the vote on phase n+1 has shown a difference; its sender waits, too.
     """
 
     generation: int
@@ -183,6 +184,11 @@ class Audited(Body, frozen=True):
     kinds: dict[str, bytes]
     part: int = 0
     parts: int = 1
+    again: int = 0
+    since_n: int = -1  # what votes compare was equal after this phase; -1: not all compared yet
+    since_step: int = -1
+    device: str = ""  # of this rank; "": none or unknown
+    has_equal_gradients: bool = False  # votes have found all gradients equal before
 
 
 class AuditNamed(Body, frozen=True):
@@ -283,10 +289,16 @@ class AuditRequest(Body, frozen=True, tag="AuditAsk"):
 
 
 class AuditAgreed(Body, frozen=True):
-    """Report that all replicas are equal after phase n: the vote on the next phase may begin."""
+    """Report that all replicas are equal after phase n: the vote on the next phase may begin.
+
+    `again`: as in Audited; of gradients alone they may differ once. `without`: kinds that differ by
+    design, which votes leave out from here on.
+    """
 
     generation: int
     n: int
+    again: int = 0
+    without: tuple[str, ...] = ()
 
 
 class SharedValueMake(Body, frozen=True, tag="SharedMake"):

@@ -60,6 +60,13 @@ def settings_of(device: torch.device) -> dict[str, str]:
     return facts
 
 
+def device_name() -> str:
+    """Return the UUID of this process's GPU; "" without one."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return ""
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
 def _tf32() -> str:
     """Return the TF32 settings from the newer interface, since `allow_tf32` may raise."""
     backends: Any = torch.backends  # missing in its stubs

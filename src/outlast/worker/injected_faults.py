@@ -49,8 +49,8 @@ class FaultTarget(Protocol):
     def cut_connections(self) -> None:
         """Cut the connections to all other ranks."""
 
-    def flip_bit(self, pattern: str) -> None:
-        """Flip one bit of the first replicated tensor whose name matches."""
+    def flip_bit(self, spec: FaultSpec) -> None:
+        """Flip one bit of the first replicated tensor whose name matches, or of its gradient."""
 
 
 def spare_number(settings: WorkerSettings) -> int:
@@ -188,7 +188,7 @@ class InjectedFaults:
             case "oom":
                 raise torch.OutOfMemoryError(f"injected by --fault {spec.text}")
             case "flip":
-                self._target.flip_bit(spec.tensor)
+                self._target.flip_bit(spec)
             case "full":
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"--fault {spec.text}")
 

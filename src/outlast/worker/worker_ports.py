@@ -13,14 +13,14 @@ and finds the other parts there when it calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.state_content import StateContent
-from outlast.controller.fault_spec import Where
+from outlast.controller.fault_spec import FaultSpec, Where
 from outlast.errors import CorruptionError, MismatchError, PhaseError, StorageError
 from outlast.events import AnyEvent, Fault, FaultKind
 from outlast.transport import messages
@@ -34,6 +34,7 @@ from outlast.worker.phases.absent_parts import AbsentParts
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery, partners_of
 from outlast.worker.script.value_paths import identities
+from outlast.worker.state import bit_flips
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
@@ -178,10 +179,11 @@ class WorkerPorts:
         needs, calls = self.loop.ranks.needs, presence.needs()
         return PresenceReport(needs, calls, use, presence.tables(), is_first)
 
-    @property
-    def phase_hooks(self) -> tuple[Callable[[], None], Callable[[str], None]]:
-        """Calls that a phase makes before its vote, and when it is complete."""
-        return self.auditor.before_vote, self._phase_completed
+    def hook_phases(self) -> None:
+        """Let phases call the parts that act before their votes, in disputes and at their ends."""
+        runner, auditor = self.phases, self.auditor
+        runner.before_vote, runner.on_dispute = auditor.before_vote, auditor.dispute
+        runner.on_complete = self._phase_completed
 
     def _phase_completed(self, kind: str) -> None:
         """Report digests that are due, and groups that no phase has used before."""
@@ -234,9 +236,9 @@ class WorkerPorts:
         """Cut the connections to all other ranks."""
         self.groups.cut()
 
-    def flip_bit(self, pattern: str) -> None:
-        """Flip one bit of the first replicated tensor whose name matches."""
-        self.auditor.flip(pattern)
+    def flip_bit(self, spec: FaultSpec) -> None:
+        """Flip one bit of the first replicated tensor whose name matches, or of its gradient."""
+        bit_flips.flip(self.protected_state(), spec)
 
     def publish(self, body: messages.Put | messages.Meet) -> None:
         """Publish a rendezvous value."""

@@ -249,23 +249,33 @@ def test_the_end_waits_for_names() -> None:
     assert noticed(desk)[-1].seat == 1
 
 
-def test_parts_in_turn_agree_on_the_whole_from_the_oldest_on() -> None:
+def rest(desk: ControllerDriver, n: int, *since: int) -> None:
+    """All ranks report what votes do not compare, which they have compared since these phases."""
+    for worker, since_n in zip(desk.seats(), since, strict=True):
+        body = messages.Audited(
+            generation=1, n=n, step=n, replica_set=b"", kinds={"objects": RIGHT}, part=1, parts=2,
+            since_n=since_n, since_step=since_n,
+        )  # fmt: skip
+        desk.say(worker, body)
+
+
+def test_what_votes_have_compared_and_the_rest_are_all_of_the_state() -> None:
     desk = ControllerDriver(world=2).begin().open()
     report(desk, 1)
-    for part in range(3):
-        report(desk, 10 + part, parts=4, part=part)
-        assert desk.state.audit.whole is not None and desk.state.audit.whole.n == 1
-    report(desk, 13, parts=4, part=3)
-    assert desk.state.audit.whole is not None and desk.state.audit.whole.n == 10
-    report(desk, 14, parts=4, part=0)
-    assert desk.state.audit.whole.n == 11
+    rest(desk, 10, -1, -1)
+    assert desk.state.audit.whole == Agreement(1, 1)
+    rest(desk, 20, 12, 11)
+    assert desk.state.audit.whole == Agreement(11, 11)
+    assert [event.since_step for event in compared(desk)] == [-1, -1, 11]
+    rest(desk, 30, 12, -1)
+    assert desk.state.audit.whole == Agreement(11, 11)
 
 
 def test_all_of_the_state_is_compared_after_a_phase_of_which_a_part_was() -> None:
     """The loop ends where a part was due."""
     desk = ControllerDriver(world=3, spares=1).begin().open()
     report(desk, 1)
-    report(desk, 8, parts=8)
+    report(desk, 8, parts=2, part=1)
     report(desk, 8, 1)
     answer(desk, 8, 1)
     assert noticed(desk)[-1].seat == 1
@@ -274,7 +284,7 @@ def test_all_of_the_state_is_compared_after_a_phase_of_which_a_part_was() -> Non
 def test_a_part_that_comes_after_the_whole_changes_nothing() -> None:
     desk = ControllerDriver(world=2).begin().open()
     first, second = desk.seats()
-    for worker, parts in ((first, 8), (first, 1), (second, 8), (second, 1)):
+    for worker, parts in ((first, 2), (first, 1), (second, 2), (second, 1)):
         body = messages.Audited(
             generation=1, n=8, step=8, replica_set=b"", kinds={"parameters": RIGHT}, parts=parts
         )

@@ -76,9 +76,9 @@ optimizer.register_step_pre_hook(lambda *_: pause("vote"))
 if args.bug == "vote" and session.rank == 1:
     votes = session._worker.groups.vote
 
-    def vote(place: str) -> bool:
+    def vote(place: str, share: int = 0) -> bool:
         """Replace one vote's answer by an error that no network raises."""
-        agreed = votes(place)
+        agreed = votes(place, share)
         if place.startswith("13 "):
             session._worker.groups.vote = votes
             raise ArithmeticError("the sum cannot be read")

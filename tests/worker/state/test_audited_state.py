@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from outlast.checkpoint.format import codec
-from outlast.errors import ConfigError
+from outlast.controller.fault_spec import parse
 from outlast.worker.state.audited_state import (
-    WHOLE,
-    AuditedPart,
+    REST,
     collect,
     digest_kinds,
     digest_names,
-    flip_bit,
     replica_set,
 )
+from outlast.worker.state.bit_flips import flip
 from outlast.worker.state.ddp_buckets import BucketState
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.tensor_digests import digests, weighted_sum, word_of
@@ -40,11 +39,12 @@ def protected() -> ProtectedState:
     return held
 
 
-ONE, OTHER = protected(), protected()
+def kinds(held: ProtectedState) -> dict[str, bytes]:
+    return digest_kinds(digest_names(collect(held)))
 
 
-def kinds(held: ProtectedState, part: AuditedPart = WHOLE) -> dict[str, bytes]:
-    return digest_kinds(digest_names(collect(held, part)))
+def flip_bit(held: ProtectedState, pattern: str) -> None:
+    flip(held, parse(f"flip:tensor={pattern}"))
 
 
 def test_equal_states_have_equal_digests() -> None:
@@ -70,17 +70,19 @@ def test_all_tensors_that_a_joiner_takes_over_are_audited() -> None:
     assert left == {buffer.data_ptr() for buffer in held.modules["model"].buffers()}
 
 
-def test_a_part_names_few_tensors_and_all_parts_every_one() -> None:
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    held = ProtectedState({"model": model, "optimizer": optimizer}, {})
-    model(torch.randn(5, 4)).sum().backward()
-    optimizer.step()
-    whole = digest_names(collect(held))
-    parts = [digest_names(collect(held, AuditedPart(number, 8))) for number in range(8)]
-    for kind in ("parameters", "optimizers"):
-        assert set().union(*(part[kind] for part in parts)) == whole[kind].keys()
-        assert max(len(part[kind]) for part in parts) <= len(whole[kind]) / 8 + 6
+def test_the_rest_is_what_votes_do_not_compare() -> None:
+    one, other = protected(), protected()
+    names = digest_names(collect(one, REST))
+    assert names["parameters"] == names["optimizers"] == {} and names["objects"]
+    flip_bit(other, "model.0.weight")
+    flip_bit(other, "optimizer.state.*.exp_avg")
+    assert names == digest_names(collect(other, REST))
+    tables = []
+    for scale in (1.0, 2.0):
+        model = nn.Linear(2, 2)
+        model.register_buffer("scale", torch.tensor([scale]))
+        tables.append(digest_names(collect(ProtectedState({"model": model}, {}), REST)))
+    assert tables[0]["buffers"].keys() == {"model.scale"} and tables[0] != tables[1]
 
 
 def test_a_shared_parameter_is_audited_once_whatever_the_order_of_protect() -> None:
@@ -141,30 +143,6 @@ def test_another_order_of_ddps_buckets_is_seen(monkeypatch: pytest.MonkeyPatch) 
         state = BucketState(sync=True, buckets=buckets)
         monkeypatch.setattr(held.reducers, "states", lambda state=state: [state])
     assert [k for k in kinds(one) if kinds(one)[k] != kinds(other)[k]] == ["buckets"]
-
-
-def test_a_flip_of_a_tensor_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(ConfigError, match=r"model\.0\.weight"):
-        flip_bit(protected(), "model.7.weight")
-
-
-@settings(max_examples=25)
-@given(parts=st.integers(1, 11), bit=st.integers(0, 8 * (8 * 16 + 16) * 4 - 1))
-def test_the_parts_together_are_all_of_the_state(parts: int, bit: int) -> None:
-    one, other = ONE, OTHER
-    weight = [*other.modules["model"].parameters()][:2]
-    index, tensor = divmod(bit, 8)[0], weight[0]
-    if index >= 8 * 16 * 4:
-        index, tensor = index - 8 * 16 * 4, weight[1]
-    data = tensor.detach().view(-1).view(torch.uint8)
-    data[index] ^= 1 << bit % 8
-    found = [
-        number
-        for number in range(parts)
-        if kinds(one, AuditedPart(number, parts)) != kinds(other, AuditedPart(number, parts))
-    ]
-    data[index] ^= 1 << bit % 8
-    assert found and len(found) <= 2  # an element at an edge belongs to both parts
 
 
 @given(

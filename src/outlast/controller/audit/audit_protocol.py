@@ -1,10 +1,13 @@
 """Audits: comparison of the digests of replicas, and actions on the verdict.
 
     reports of all ranks ─► equal ──────────────────────────────► AuditAgreed, newest agreement
-                        └─► kinds differ ─► AuditAsk ─► names ─► minority: replace those ranks
+                        └─► kinds differ ─► AuditAsk ─► names ─► gradients alone: redo (corruption)
+                                                             ├─► minority: replace those ranks
                                                              └─► no majority: roll back, else stop
 
-A round is dropped with its generation, unless replicas are known to differ.
+Ranks report after the first step of a generation, at the loop's end, every --audit-every steps what
+votes do not compare, and when a vote shows that replicas differ (`again`). A round is dropped with
+its generation, unless replicas are known to differ.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from msgspec.structs import replace
 
 from outlast import events
 from outlast.controller import checkpoint_tracking, inputs
+from outlast.controller.audit import corruption
 from outlast.controller.audit.audit_records import (
     OPTIONAL_KINDS,
     Agreement,
@@ -38,23 +42,53 @@ def on_report(turn: ControllerTurn, worker: WorkerRecord, body: messages.Audited
     audit = turn.state.audit
     known = audit.whole if body.parts == 1 else audit.newest
     one = audit.rounds.get(body.n)
-    if known is not None and body.n <= known.n and one is None:
-        if body.parts == 1:  # repeated report: the answer was lost
+    if body.again:
+        if audit.answered is not None and _is_answer(audit.answered, body):
+            turn.send(worker, audit.answered)  # repeated report: the answer was lost
+            return
+    elif known is not None and body.n <= known.n and one is None:
+        if body.parts == 1:  # likewise
             turn.send(worker, messages.AuditAgreed(generation=body.generation, n=body.n))
         return
-    if one is not None and one.generation == body.generation and one.parts < body.parts:
-        return  # a round over all of the state replaced it
-    if one is None or one.generation != body.generation or one.parts > body.parts:
+    is_same = one is not None and one.generation == body.generation
+    if one is not None and is_same and (one.again, -one.parts) > (body.again, -body.parts):
+        return  # a round over all of the state, or a later one, replaced it
+    if one is None or not is_same or (one.again, one.parts) != (body.again, body.parts):
         one = AuditRound(
-            generation=body.generation, n=body.n, step=body.step, part=body.part, parts=body.parts
+            generation=body.generation,
+            n=body.n,
+            step=body.step,
+            part=body.part,
+            parts=body.parts,
+            again=body.again,
+            since=Agreement(body.since_n, body.since_step),
         )
         _forget(turn, body.n)
-        _keep(turn, one)
+    _keep(turn, _with_report(one, worker.seat, body))
     reports = turn.state.reports
     if (body.n, worker.seat) not in reports.digests:
         reports.counts[body.n] = reports.counts.get(body.n, 0) + 1
     reports.digests[body.n, worker.seat] = ReplicaDigests(body.replica_set, body.kinds)
     _judge(turn, body.n)
+
+
+def _is_answer(answer: messages.AuditAgreed, body: messages.Audited) -> bool:
+    return (answer.generation, answer.n, answer.again) == (body.generation, body.n, body.again)
+
+
+def _with_report(one: AuditRound, rank: int, body: messages.Audited) -> AuditRound:
+    """Return the round with what one rank has reported besides its digests."""
+    since = one.since
+    if since is not None and body.since_n < since.n:
+        since = Agreement(body.since_n, body.since_step)
+    if since is not None and since.n < 0:
+        since = None
+    return replace(
+        one,
+        since=since,
+        devices={**one.devices, rank: body.device} if body.device else one.devices,
+        has_equal_gradients=one.has_equal_gradients or body.has_equal_gradients,
+    )
 
 
 def on_named(turn: ControllerTurn, worker: WorkerRecord, body: messages.AuditNamed) -> None:
@@ -182,6 +216,8 @@ def _judge(turn: ControllerTurn, n: int) -> None:
 
 def _act(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
     _drop(turn, audit_round)
+    if audit_round.again and corruption.answer_dispute(turn, audit_round, verdict):
+        return
     unnamed = set(verdict.tensors) <= set(OPTIONAL_KINDS)
     if verdict.outcome == "agreed":
         _agree(turn, audit_round, verdict)
@@ -197,6 +233,8 @@ def _agree(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict)
     )
     _tell(turn, audit_round, verdict)
     if audit_round.parts > 1:
+        if audit_round.since is not None:
+            state.audit = state.audit.covered(audit_round.since)
         return
     turn.journal(inputs.AuditAgreedEntry(n=audit_round.n, step=audit_round.step))
     if state.mode != "open":
@@ -218,6 +256,7 @@ def _tell(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
             ranks=verdict.compared,
             part=audit_round.part,
             parts=audit_round.parts,
+            since_step=audit_round.since.step if audit_round.since is not None else -1,
             minority=verdict.minority,
             majority=verdict.majority,
             decides=verdict.outcome != "no majority",
@@ -229,9 +268,11 @@ def _tell(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
 def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
     """Handle differing replicas: replace the minority, or close the generation undecided."""
     state = turn.state
-    _bar(turn, audit_round)
+    if not corruption.are_gradients(verdict):  # of these none was applied
+        _bar(turn, audit_round)
     _tell(turn, audit_round, verdict)
-    often = [rank for rank in verdict.minority if state.audit.blamed.get(rank, 0) >= REPLACED_MAX]
+    blamed = {rank: _recently_replaced(turn, rank) for rank in verdict.minority}
+    often = [rank for rank, times in blamed.items() if len(times) >= REPLACED_MAX]
     if verdict.outcome == "minority" and state.audit.whole is not None and not often:
         _replace(turn, audit_round, verdict)
         return
@@ -246,8 +287,8 @@ def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
         )
     elif often:
         why = (
-            f"rank {often[0]} has been replaced for this {REPLACED_MAX} times: what makes it differ"
-            " is its host or the script, not one process"
+            f"rank {often[0]} has been replaced for this {REPLACED_MAX} times within an hour: what"
+            " makes it differ is its host or the script, not one process"
         )
     ranks = _ranks(verdict.majority + verdict.minority)
     detail = (
@@ -260,9 +301,11 @@ def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
 
 
 def _bar(turn: ControllerTurn, audit_round: AuditRound) -> None:
-    """Bar the copies that were saved since the last agreement, or since the start without one."""
+    """Bar the copies that were saved since the last agreement, or since the start without one.
+    Votes may have found equal later what differs now."""
     state = turn.state
-    bar = CopyBar(state.audit.trusted_n, audit_round.generation)
+    since_n = audit_round.since.n if audit_round.again and audit_round.since is not None else 0
+    bar = CopyBar(max(state.audit.trusted_n, since_n), audit_round.generation)
     turn.journal(inputs.CopiesBarred(after_n=bar.after_n, generation=bar.generation))
     state.audit = state.audit.barred(bar)
     newest, on_disk = state.audit.newest_copy(), state.audit.newest_copy("disk")
@@ -271,13 +314,14 @@ def _bar(turn: ControllerTurn, audit_round: AuditRound) -> None:
 
 def _replace(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
     state = turn.state
+    corruption.record_strikes(turn, audit_round, verdict)
     blamed = dict(state.audit.blamed)
     for rank in verdict.minority:
         worker = state.occupant(rank)
-        blamed[rank] = blamed.get(rank, 0) + 1
+        blamed[rank] = (*_recently_replaced(turn, rank), turn.now_ns)
         if worker is None:
             continue  # already lost
-        whole = state.audit.whole
+        whole = audit_round.since if audit_round.again else state.audit.whole
         detail = (
             f"rank {rank} does not hold what {_ranks(verdict.majority)} hold after step"
             f" {audit_round.step}: {_tensors(verdict)}"
@@ -292,6 +336,11 @@ def _replace(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdic
         )
         incident_response.give_up(turn, worker, fault, "audit")
     state.audit = replace(state.audit, blamed=blamed)
+
+
+def _recently_replaced(turn: ControllerTurn, rank: int) -> tuple[int, ...]:
+    since_ns = turn.now_ns - int(corruption.WINDOW_S * S_NS)
+    return tuple(t_ns for t_ns in turn.state.audit.blamed.get(rank, ()) if t_ns > since_ns)
 
 
 def _tensors(verdict: AuditVerdict) -> str:
@@ -317,6 +366,8 @@ def restore_audits(turn: ControllerTurn, journal: Sequence[inputs.JournalEntry])
                 audit = audit.begun_again(n, step)
             case inputs.Opened(transfers=transfers):
                 audit = audit.copied(transfers)
+            case inputs.CorruptionFound(strike=strike):
+                audit = corruption.with_strike(audit, strike)
             case _:
                 pass
     copy = turn.state.saves.checkpoint

@@ -38,7 +38,7 @@ class AuditVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     `compared`: ranks that have at least one replica. `majority`: the ranks that agree in each
     disputed set. `tensors`: differing tensors, or their kinds if names are unknown. `ask`: ranks
-    whose names of `kinds` are needed first (outcome "ask" only).
+    whose names of `kinds` are needed first (outcome "ask" only). `kinds`: those that differ.
     """
 
     outcome: Literal["agreed", "minority", "no majority", "ask"]
@@ -149,9 +149,11 @@ def _decide(
             minority += itertools.chain.from_iterable(differing)
     if not minority:
         return AuditVerdict(outcome="agreed", compared=compared)
+    kinds = {kind for each in disputed for kind in _differing(each, holdings)}
     return AuditVerdict(
         outcome="no majority" if undecided else "minority",
         compared=compared,
+        kinds=tuple(sorted(kinds)),
         minority=tuple(sorted(minority)),
         majority=tuple(sorted(majority)),
         tensors=tuple(tensors)[:NAMES_MAX],
@@ -181,8 +183,17 @@ def _differences(
     return names_differing
 
 
+class Agreement(msgspec.Struct, frozen=True):
+    """Agreement of all replicas on one part of the state after phase n."""
+
+    n: int
+    step: int
+    part: int = 0
+    parts: int = 1
+
+
 class AuditRound(msgspec.Struct, frozen=True, kw_only=True):
-    """One audit of phase n while reports come in."""
+    """One audit of phase n while reports come in. `since` is None once a report has none."""
 
     generation: int
     n: int
@@ -194,15 +205,22 @@ class AuditRound(msgspec.Struct, frozen=True, kw_only=True):
         int, ...
     ] = ()  # ranks whose names were requested; none: no difference so far
     asked_ns: int = 0
+    again: int = 0  # a vote has shown the difference: how often, before this phase was complete
+    since: Agreement | None = None  # on what votes compare, by the reports so far
+    devices: dict[int, str] = {}  # by rank
+    has_equal_gradients: bool = False
 
 
-class Agreement(msgspec.Struct, frozen=True):
-    """Agreement of all replicas on one part of the state after phase n."""
+class CorruptionStrike(msgspec.Struct, frozen=True, kw_only=True):
+    """Wrong bits on one rank, at phase n. `device`: "rank 3" where no device is known."""
 
+    host: str
+    device: str
+    rank: int
     n: int
     step: int
-    part: int = 0
-    parts: int = 1
+    t_ns: int
+    is_lasting: bool = False
 
 
 class CopyBar(msgspec.Struct, frozen=True):
@@ -221,12 +239,13 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: dict[int, AuditRound] = {}  # by n
     newest: Agreement | None = None
-    recent: tuple[Agreement, ...] = ()  # consecutive agreements on parts
-    whole: Agreement | None = None  # all parts were found equal then or later; None: never
+    whole: Agreement | None = None  # all state was found equal then or later; None: never
     saved: tuple[messages.Checkpointed, ...] = ()  # the newest complete copies that are not barred
     bars: tuple[CopyBar, ...] = ()
     origins: dict[int, int] = {}  # rank -> rank whose state it copied since `whole`
-    blamed: dict[int, int] = {}  # rank -> how often its worker was replaced for an audit
+    blamed: dict[int, tuple[int, ...]] = {}  # rank -> when its worker was replaced for an audit
+    strikes: tuple[CorruptionStrike, ...] = ()  # of the last hour
+    answered: messages.AuditAgreed | None = None  # to the last dispute
     undecided: bool = False  # replicas differ without a majority
     start_n: int | None = None  # the earliest phase from which all ranks started
 
@@ -236,15 +255,15 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         return any(audit_round.names_requested for audit_round in self.rounds.values())
 
     def agreed(self, point: Agreement) -> AuditState:
-        """Return the state after one more agreement."""
+        """Return the state after one more agreement on a part of the state, or on all of it."""
         if point.parts == 1:
-            return replace(self, newest=point, whole=point, recent=(), origins={})
-        same = [agreement for agreement in self.recent if agreement.parts == point.parts]
-        recent = (*same, point)[-point.parts :]
-        whole = self.whole
-        if {agreement.part for agreement in recent} == set(range(point.parts)):
-            whole = recent[0] if whole is None or recent[0].n > whole.n else whole
-        return replace(self, newest=point, recent=recent, whole=whole)
+            return replace(self, newest=point, whole=point, origins={})
+        return replace(self, newest=point)
+
+    def covered(self, since: Agreement) -> AuditState:
+        """Return the state after all replicas were found equal after phase `since` or later."""
+        is_newer = self.whole is None or since.n > self.whole.n
+        return replace(self, whole=since) if is_newer else self
 
     def begun_again(self, n: int, step: int) -> AuditState:
         """Return the state without agreements beyond phase n, for a start before phase n+1."""
@@ -252,7 +271,7 @@ class AuditState(msgspec.Struct, frozen=True, kw_only=True):
         whole = self.whole if self.whole is None or self.whole.n <= n else start
         newest = self.newest if self.newest is None or self.newest.n <= n else start
         first = n if self.start_n is None else min(n, self.start_n)
-        begun = replace(self, rounds={}, recent=(), undecided=False, origins={}, start_n=first)
+        begun = replace(self, rounds={}, undecided=False, origins={}, start_n=first)
         return replace(begun, whole=whole, newest=newest)
 
     @property

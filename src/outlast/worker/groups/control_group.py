@@ -30,7 +30,7 @@ from outlast.worker.groups.work_handles import wait_unless_severed
 FAN_OUT = 32
 GATHER_BYTES_MAX = 16 << 20
 _RECENT = 16  # works kept after their end
-_BALLOTS = 1 << 44  # the sum of half a million fits into an int64
+_BALLOTS = 1 << 44  # far from the largest share: a wrong place and a share never cancel by design
 
 
 class ControlBlocks(NamedTuple):
@@ -170,20 +170,21 @@ class ControlGroup:
                 " it"
             )
 
-    def vote(self, place: str) -> bool:
-        """Return whether every rank votes yes on the same `place`.
+    def vote(self, place: str, share: int = 0) -> bool:
+        """Return whether every rank votes yes on the same `place`, and the shares of all ranks add
+        up to 0, modulo 2**64.
 
         The vote is one number, a digest: gloo's ring splits an all-reduce by elements, so that five
         elements need five times the messages.
         """
         ballot = xxhash.xxh3_64_intdigest(f"{self._generation} {place}".encode()) % _BALLOTS + 1
-        total = torch.tensor([ballot], dtype=torch.int64, device="cpu")
+        total = torch.tensor([_signed(ballot + share)], dtype=torch.int64, device="cpu")
         with self._doing("the vote"):
             for level in range(len(self._tree.levels)):
                 self._wait(self._group(level).allreduce([total], AllreduceOptions()))
             for level in reversed(range(self._tree.below)):
                 self._wait(self._group(level).broadcast([total], BroadcastOptions()))
-        return int(total) == len(self._tree.present) * ballot
+        return int(total) == _signed(len(self._tree.present) * ballot)
 
     def send(self, tensor: torch.Tensor, seat: int, tag: int) -> None:
         """Send a tensor to a seat."""
@@ -255,6 +256,11 @@ class ControlGroup:
             data = torch.frombuffer(bytearray(value), dtype=torch.uint8)
         self._wait(self._group(level).broadcast([data], BroadcastOptions()))
         return data.numpy().tobytes()
+
+
+def _signed(number: int) -> int:
+    """Return a number modulo 2**64, from -2**63 on."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _unpack(data: bytes) -> list[bytes]:

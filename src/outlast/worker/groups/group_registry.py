@@ -249,9 +249,9 @@ class GroupRegistry:
             raise GroupError(f"the control group of generation {self._generation} is {self._state}")
         return control
 
-    def vote(self, place: str) -> bool:
-        """Return whether every rank votes yes on `place`. Raises GroupError when severed."""
-        return self.controls().vote(place)
+    def vote(self, place: str, share: int = 0) -> bool:
+        """Return whether all vote yes on `place`, and shares add up to 0. Raises GroupError."""
+        return self.controls().vote(place, share)
 
     def gather_bytes(self, value: bytes) -> list[bytes]:
         """Gather small values; return every rank's bytes by seat. Raises GroupError."""

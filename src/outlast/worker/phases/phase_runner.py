@@ -68,7 +68,8 @@ class PhaseRunner:
         self.step_redo = StepRedo(status, place, self)
         self.on_record: Callable[[], None] = lambda: None
         self.save_on_request: Callable[[], None] = lambda: None
-        self.before_vote: Callable[[], None] = lambda: None
+        self.before_vote: Callable[[bool], int] = lambda _compares: 0
+        self.on_dispute: Callable[[], str] = lambda: ""
         self.idle_ranks: Callable[[Kind], frozenset[int]] = lambda _kind: frozenset()
         self.on_complete: Callable[[Kind], None] = lambda _kind: None
         self.aside = False  # True during a phase that the script did not call
@@ -217,12 +218,12 @@ class PhaseRunner:
         protected, status = self.protected_state(), self._status
         local, place = protected.local, f"{status.n + 1} {attempt.kind} {attempt.key}"
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
-        self.before_vote()
+        compares = gated or attempt.has_copy
+        share = self.before_vote(compares)
         attempt.choices = protected.own_choices()
         attempt.is_gated = gated
         attempt.waits = local.must_wait(attempt.key) if gated else bool(local.differing)
         self.slots.write_after(attempt, aside=self.aside)
-        compares = gated or attempt.has_copy
         ballot = f"{place} {local.ballot()}" if compares else place
         repeats = self.rehearsal.must_repeat(attempt)
         if repeats:  # a ballot that no other rank has: all repeat the phase
@@ -232,9 +233,9 @@ class PhaseRunner:
         status.enter_attempt("voting")
         try:
             self._watch("vote")
-            agreed = self._groups.vote(ballot)
+            agreed = self._groups.vote(ballot, share)
             status.await_lease()
-        except (Exception, StepRefused) as error:  # noqa: BLE001 - after any error, the vote may be cast
+        except (Exception, StepRefused) as error:  # noqa: BLE001 - after any error, it may be cast
             self._resolve_lost_vote(error)
         else:
             if repeats or self.nonfinite.is_raised or not agreed:
@@ -255,8 +256,8 @@ class PhaseRunner:
         words = protected.local.dispute(place, replica_set(protected), exchange, note, word)
         attempt.disputed = True
         self.slots.forget_before()
-        why = "ranks differ in state other than weights, or a cache has grown"
-        raise StepRefused(self.nonfinite.conclude(words) or why)
+        why = self.on_dispute() or self.nonfinite.conclude(words)
+        raise StepRefused(why or "ranks differ in state other than weights, or a cache has grown")
 
     def _resolve_lost_vote(self, error: BaseException) -> None:
         """Wait for the controller's decision on a vote whose result this rank did not receive."""

@@ -7,7 +7,6 @@ buffers that are a rank's own, and without the state that every vote compares
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ import xxhash
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.save import shard_plan
 from outlast.checkpoint.state_content import without_owner
-from outlast.errors import ConfigError
 from outlast.worker.state.optimizer_state import hyperparameters
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.rank_local_state import BUFFERS, RATES, part_of
@@ -29,21 +27,19 @@ _LEAVES_MAX = 64  # items of a list or dict that get names of their own
 
 
 class AuditedPart(NamedTuple):
-    """The bytes of the state that one audit covers: the `number`-th of `parts` equal parts."""
+    """The part of the state that one audit covers: number `number` of `parts`."""
 
     number: int
     parts: int
 
 
 WHOLE = AuditedPart(0, 1)
+IN_VOTES = AuditedPart(0, 2)  # parameters and tensors of their optimizers' states
+REST = AuditedPart(1, 2)  # all that votes do not compare
 
 
 def collect(protected: ProtectedState, part: AuditedPart = WHOLE) -> dict[str, dict[str, Any]]:
-    """Return the live leaves by kind and name; tensors by reference, as far as they are in `part`.
-
-    Parameters, buffers and tensors of other objects are divided by their bytes, in the order of
-    their names. A parameter's moments are divided at the same shares as the parameter.
-    """
+    """Return the live leaves of `part`, WHOLE or REST, by kind and name; tensors by reference."""
     local = protected.local
     found: dict[str, dict[str, Any]] = {"parameters": {}, "buffers": {}, "optimizers": {}}
     for name, optimizer in protected.optimizers.items() if local.has_replicas else ():
@@ -61,31 +57,30 @@ def collect(protected: ProtectedState, part: AuditedPart = WHOLE) -> dict[str, d
         if name not in protected.schedules or local.is_audited(part_of(each))
     }
     found["objects"] = dict(_leaves("", states))
-    tensors = _owners(protected) if local.has_replicas else []
-    for kind, named in found.items():
-        of_kind = [name for name in sorted(named) if isinstance(named[name], torch.Tensor)]
-        tensors += [(kind, name, named[name]) for name in of_kind]
-        found[kind] = {name: v for name, v in named.items() if not isinstance(v, torch.Tensor)}
-    for (kind, name, tensor), share in _cut(tensors, part):
-        found[kind][name] = _slice(tensor, *share)
-        if kind == "parameters":
-            for each, value in _moments(protected, name, tensor):
-                is_tensor = isinstance(value, torch.Tensor)
-                found["optimizers"][each] = _slice(value, *share) if is_tensor else value
-    return found
+    if local.has_replicas:
+        found["buffers"].update(_shared_buffers(protected))
+        for name, parameter in protected.audited:
+            if part != REST:
+                found["parameters"][name] = parameter
+            for each, value in _moments(protected, name, parameter):
+                if part != REST or not isinstance(value, torch.Tensor):
+                    found["optimizers"][each] = value
+    return {
+        kind: {
+            name: local_shard(value) if isinstance(value, torch.Tensor) else value
+            for name, value in named.items()
+        }
+        for kind, named in found.items()
+    }
 
 
-def _owners(protected: ProtectedState) -> list[tuple[str, str, torch.Tensor]]:
-    """Return the parameters, and the buffers that ranks hold alike."""
+def _shared_buffers(protected: ProtectedState) -> dict[str, torch.Tensor]:
+    """Return the buffers that ranks hold alike."""
     own = {*protected.buffers.own()}
     if not protected.local.is_audited(BUFFERS):
         own.update(protected.buffers.late())
-    buffers = [
-        ("buffers", name, buffer)
-        for name, buffer in sorted(protected.tree.buffers().items(), key=lambda pair: pair[0])
-        if name not in own
-    ]
-    return [("parameters", name, parameter) for name, parameter in protected.audited] + buffers
+    buffers = sorted(protected.tree.buffers().items(), key=lambda pair: pair[0])
+    return {name: buffer for name, buffer in buffers if name not in own}
 
 
 def _moments(
@@ -140,24 +135,6 @@ def digest_kinds(names: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
     return found
 
 
-@torch.no_grad()
-def flip_bit(protected: ProtectedState, pattern: str) -> None:
-    """Flip the lowest bit of the first byte of the first tensor whose name matches.
-
-    Raises ConfigError with the names of all tensors if none matches.
-    """
-    named = [pair for kind in collect(protected).values() for pair in kind.items()]
-    tensors = {n: t for n, t in named if isinstance(t, torch.Tensor) and t.numel()}
-    for name, tensor in tensors.items():
-        if fnmatch.fnmatchcase(name, pattern):
-            flat = local_shard(tensor).detach().view(-1).view(torch.uint8)
-            flat[:1] ^= 1
-            return
-    raise ConfigError(
-        f"--fault flip: no replicated tensor matches {pattern!r}; known: {', '.join(tensors)}"
-    )
-
-
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the items of small containers by name; a large container is one leaf."""
     items: list[tuple[Any, Any]] = []
@@ -190,28 +167,3 @@ def _plain(value: Any) -> bytes:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
     return codec.encode(value)
-
-
-def _cut(
-    tensors: list[tuple[str, str, torch.Tensor]], part: AuditedPart
-) -> Iterator[tuple[tuple[str, str, torch.Tensor], tuple[int, int, int]]]:
-    """Yield the tensors with bytes in `part` of all, and their share: from, to, of how many."""
-    sizes = [max(1, local_shard(tensor).nbytes) for _, _, tensor in tensors]
-    first, last = (sum(sizes) * edge // part.parts for edge in (part.number, part.number + 1))
-    at = 0
-    for tensor, size in zip(tensors, sizes, strict=True):
-        begin, end = max(first - at, 0), min(last - at, size)
-        at += size
-        if begin < end:
-            yield tensor, (begin, end, size)
-
-
-def _slice(tensor: torch.Tensor, begin: int, end: int, size: int) -> torch.Tensor:
-    """Return the elements of this rank's part of a tensor in the share from `begin` to `end` of
-    `size`; an element at an edge belongs to both sides."""
-    tensor = local_shard(tensor)
-    if end - begin == size:
-        return tensor
-    count = tensor.numel()
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat[begin * count // size : -(-end * count // size)]

@@ -30,23 +30,23 @@ _READ = 0x100  # PyBUF_READ
 @torch.no_grad()
 def digests(tensors: Sequence[torch.Tensor]) -> list[bytes]:
     """Return a digest of each tensor's bytes, waiting for a device once at most."""
-    found = [b""] * len(tensors)
-    far: list[int] = []
-    sums: list[torch.Tensor] = []
-    for index, tensor in enumerate(tensors):
-        word = word_of(tensor)
-        if isinstance(word, bytes):
-            found[index] = word
-        else:
-            far.append(index)
-            sums.append(word)
-    if sums:
-        for index, word in zip(far, torch.stack(sums).tolist(), strict=True):
+    return values_of([word_of(tensor) for tensor in tensors])
+
+
+Word = bytes | torch.Tensor
+
+
+def values_of(words: Sequence[Word]) -> list[bytes]:
+    """Return results of `word_of` as bytes, waiting for a device once at most."""
+    found = [word if isinstance(word, bytes) else b"" for word in words]
+    far = [index for index, word in enumerate(words) if not isinstance(word, bytes)]
+    if far:
+        sums = torch.stack([torch.as_tensor(words[index]) for index in far]).tolist()
+        for index, word in zip(far, sums, strict=True):
             found[index] = word.to_bytes(DIGEST_BYTES, "little", signed=True)
     return found
 
 
-Word = bytes | torch.Tensor
 _EMPTY = xxhash.xxh3_64_digest(b"")
 
 
