@@ -45,8 +45,9 @@ from pathlib import Path
 # Bundles of stopped runs, classes of exit codes: 8, 1,000.
 # Loaders that are dealt: 3, 1,300.
 # Votes that compare windows of replicas, transient and lasting corruption: 3, 900.
+# Out of memory, in parts, and kills by the kernel: 6 with tests, 950.
 CEILINGS = {
-    "modules": 576,
+    "modules": 582,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -55,7 +56,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 128200,
+    "lines": 129150,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

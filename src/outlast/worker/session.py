@@ -171,6 +171,16 @@ class Session:
         PhaseError as `run` does."""
         return self._worker.run(step_key(fn), fn, partial(fn, *args, **kwargs), undo=True)
 
+    def split(self, batch: Any) -> Iterator[tuple[Any, float]]:
+        """Yield (part, share) of a batch inside a phase that can accumulate gradients.
+
+        Yields the batch itself, with share 1.0, unless this phase has run out of memory twice: then
+        2, 4, ... parts by rows, on all ranks, whose shares sum to 1. Multiply a mean loss by the
+        share, and call its backward; DDP reduces in the last one. The result is that of gradient
+        accumulation over these parts.
+        """
+        return self._worker.phases.memory.split(batch)
+
     def report(self, **values: float) -> None:
         """Report metrics of the last committed step (inside a phase: of the step under way).
 

@@ -34,6 +34,7 @@ from outlast.worker.phases.absent_parts import AbsentParts
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery, partners_of
 from outlast.worker.script.value_paths import identities
+from outlast.worker.sentinels.memory_sentinel import MemorySentinel
 from outlast.worker.state import bit_flips
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
@@ -208,6 +209,11 @@ class WorkerPorts:
     def rehearsed(self) -> set[str]:
         """Return the keys of the functions that this worker has rehearsed."""
         return self.phases.joining.rehearsed_here
+
+    @property
+    def memory(self) -> MemorySentinel:
+        """Sentinel of allocations."""
+        return self.phases.memory
 
     def learn_rehearsed(self, keys: Iterable[str]) -> None:
         """Record the functions that another rank has rehearsed."""

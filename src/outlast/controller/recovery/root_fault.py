@@ -39,6 +39,8 @@ def failure_identity(faults: tuple[Fault, ...]) -> str:
     fault = root_fault(roots or faults)
     if fault is None or fault.kind in REQUESTS or is_accident(fault):
         return ""
+    if fault.kind == "oom":  # whose message has numbers that vary, behind the number of parts
+        return f"oom at rank {fault.seat} {fault.detail.partition(':')[0]}"
     lines = fault.traceback.strip().splitlines()
     if lines:
         return f"{fault.kind}: {lines[-1]}"

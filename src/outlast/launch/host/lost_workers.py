@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from outlast.events import Fault
-from outlast.launch.host.worker_family import signal_name
+from outlast.launch.host.worker_family import oom_kills, signal_name
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerOutcome
 from outlast.transport import messages
 
@@ -69,7 +70,13 @@ def lost_report(
     )
 
 
-def worker_fault(worker: WorkerHandle, outcome: WorkerOutcome, host: str, t_ns: int) -> Fault:
+def worker_fault(
+    worker: WorkerHandle,
+    outcome: WorkerOutcome,
+    host: str,
+    t_ns: int,
+    count_kills: Callable[[], int] = oom_kills,
+) -> Fault:
     """Return the fault for a worker's exit code, page and logs.
 
     An exception recorded in the error file (torch's ``@record``) takes precedence over the end of
@@ -79,7 +86,8 @@ def worker_fault(worker: WorkerHandle, outcome: WorkerOutcome, host: str, t_ns: 
     if worker.kill_reason:
         kind, detail = "requested", f"killed by its agent: {worker.kill_reason}"
     elif code < 0:
-        kind, detail = "killed", f"killed by {signal_name(-code)}"
+        memory = _host_memory(worker, count_kills) if code == -signal.SIGKILL else ""
+        kind, detail = "killed", f"killed by {signal_name(-code)}{memory}"
     else:
         kind, detail = "exited", f"ended by itself with exit code {code}"
     has_session = beat is not None and beat.state != "starting"
@@ -96,6 +104,19 @@ def worker_fault(worker: WorkerHandle, outcome: WorkerOutcome, host: str, t_ns: 
         exit_code=max(0, code),
         traceback=_traceback(outcome) if code > 0 else "",
         t_ns=t_ns,
+    )
+
+
+def _host_memory(worker: WorkerHandle, count_kills: Callable[[], int]) -> str:
+    """Return how many processes the kernel's OOM killer has killed since a worker's start."""
+    if worker.oom_kills < 0:
+        return ""
+    killed = count_kills() - worker.oom_kills
+    if killed <= 0:
+        return ""
+    return (
+        f"; the kernel has killed {killed} process(es) here for want of memory since this worker"
+        " began: the host's memory, not a device's"
     )
 
 

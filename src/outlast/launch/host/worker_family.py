@@ -24,6 +24,25 @@ TAIL_LINES = 40
 _TAIL_BYTES = 64 << 10
 
 
+def oom_kills(groups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
+    """Return how many processes the kernel has killed for want of memory: in the control group of
+    this process, else on this host; -1 if that cannot be read."""
+    places: list[Path] = []
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if not kinds:
+                places.append(groups / path.lstrip("/") / "memory.events")
+            elif "memory" in kinds.split(","):
+                places.append(groups / "memory" / path.lstrip("/") / "memory.oom_control")
+    for place in (*places, proc / "vmstat"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = dict(line.split(maxsplit=1) for line in place.read_text().splitlines())
+            if "oom_kill" in fields:
+                return int(fields["oom_kill"])
+    return -1
+
+
 class ProcessIdentity(NamedTuple):
     """Environment and descriptors of a new worker."""
 

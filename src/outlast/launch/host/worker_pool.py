@@ -26,6 +26,7 @@ from outlast.launch.host.worker_family import (
     ProcessIdentity,
     ReaperHandle,
     WorkerFamily,
+    oom_kills,
     spawn,
 )
 from outlast.launch.host.worker_template import WorkerTemplate
@@ -74,6 +75,7 @@ class WorkerHandle:
         self.stages: tuple[int, ...] = ()  # of a pipeline, that the worker has reported
         self.local_rank = local_rank
         self.started_ns = time.monotonic_ns()
+        self.oom_kills = oom_kills()  # before it
         self.kill_reason = ""
         # The newest of each kind that a later controller has to receive again.
         self.reports: dict[type[messages.AnyBody], messages.MessageEnvelope] = {}

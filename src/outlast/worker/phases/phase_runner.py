@@ -30,6 +30,7 @@ from outlast.worker.phases.step_redo import StepRedo
 from outlast.worker.phases.step_rehearsal import StepRehearsal
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script.script_variables import ScriptVariables
+from outlast.worker.sentinels.memory_sentinel import MemorySentinel, is_out_of_memory
 from outlast.worker.sentinels.nonfinite_sentinel import NonFiniteSentinel
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
@@ -78,6 +79,7 @@ class PhaseRunner:
             status, groups, self.joining, script, protected, standalone=standalone
         )
         self.nonfinite = NonFiniteSentinel(status, groups, timeline, self)
+        self.memory = MemorySentinel(status, timeline, self, lambda: self.is_real)
         self._recorded = False
 
     def _is_protected(self, optimizer: Any) -> bool:
@@ -140,6 +142,7 @@ class PhaseRunner:
     def run_attempt(self, call: Callable[[], Any], key: str, kind: Kind, undo: bool) -> Any:
         """Run one attempt at the next phase. Raises AttemptUndone."""
         status = self._status
+        self.memory.begin()
         attempt = self._begin(key, kind, undo)
         self.slots.write_before(attempt.undo.own_bytes)
         status.rehearsing = self.rehearsal.is_rehearsal(attempt)
@@ -217,6 +220,7 @@ class PhaseRunner:
         """Vote on phase n+1, `gated` before an optimizer's step. Raises StepRefused, PhaseError."""
         protected, status = self.protected_state(), self._status
         local, place = protected.local, f"{status.n + 1} {attempt.kind} {attempt.key}"
+        place += self.memory.place
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
         compares = gated or attempt.has_copy
         share = self.before_vote(compares)
@@ -300,6 +304,7 @@ class PhaseRunner:
         known = kept if shared or is_evidence(result) else LOST
         self.step_redo.completed()
         self.nonfinite.completed(step, is_gated=attempt.is_gated)
+        self.memory.completed(step, is_step=attempt.kind == "step")
         status.completed(step=step, result=known, shared=shared)
         self.on_complete(attempt.kind)
 
@@ -328,7 +333,10 @@ class PhaseRunner:
             kind = "transport" if is_transport_error(error) else "raised"
             if isinstance(error, UsageError) and kind == "raised":
                 kind = "contract"
-            self._status.report_fault(self._fault(error, kind))
+            fault = self._fault(error, kind)
+            if is_out_of_memory(error):
+                fault = replace(fault, kind="oom", detail=self.memory.failed(error))
+            self._status.report_fault(fault)
         self._on_refused(attempt, f"{type(error).__name__}: {error}"[:500])
 
     def await_replacement(self, error: BaseException, state: str, kind: str = "") -> NoReturn:

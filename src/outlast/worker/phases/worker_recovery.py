@@ -22,6 +22,7 @@ from outlast.errors import EXIT_GAVE_UP, CodecError, CorruptionError, GroupError
 from outlast.events import Fault, FaultKind
 from outlast.transport import messages
 from outlast.worker.groups import GroupRegistry
+from outlast.worker.sentinels.memory_sentinel import MemorySentinel, MemoryWord
 from outlast.worker.worker_status import WorkerStatus
 
 CHUNK_BYTES = 8 << 20
@@ -166,6 +167,11 @@ class RecoveryOwner(Protocol):
     def learn_rehearsed(self, keys: Iterable[str]) -> None:
         """Take note of the functions that another rank has rehearsed."""
 
+    @property
+    def memory(self) -> MemorySentinel:
+        """Sentinel of allocations."""
+        ...
+
 
 class WorkerRecovery:
     """Recovery of one worker: follows the controller to the next generation, on the main thread.
@@ -259,7 +265,7 @@ class WorkerRecovery:
             self._groups.connect(
                 body.generation, body.timeout_s, body.transfers, partners, body.absent, body.units
             )
-            self._compare_rehearsals()
+            self._exchange_words()
             for donor, joiner in body.transfers:
                 if self.seat == donor:
                     sent[joiner] = send_state(
@@ -296,12 +302,16 @@ class WorkerRecovery:
             return
         self._owner.send(messages.Joined(generation=body.generation, sent=sent, received=received))
 
-    def _compare_rehearsals(self) -> None:
+    def _exchange_words(self) -> None:
         # If one rank has rehearsed a function, all count it as rehearsed: a rank that has not (its
         # predecessor has just died) would rehearse alone, while others wait in its collectives.
-        mine = msgspec.msgpack.encode(sorted(self._owner.rehearsed()))
-        for answers in self._groups.gather_bytes(mine):
-            self._owner.learn_rehearsed(msgspec.msgpack.decode(answers, type=list[str]))
+        mine = sorted(self._owner.rehearsed()), self._owner.memory.word()
+        words: list[MemoryWord] = []
+        for answer in self._groups.gather_bytes(msgspec.msgpack.encode(mine)):
+            keys, word = msgspec.msgpack.decode(answer, type=tuple[list[str], MemoryWord])
+            self._owner.learn_rehearsed(keys)
+            words.append(word)
+        self._owner.memory.learn(words)
 
     def _open(self, body: messages.Open) -> None:
         if self.staged is not None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from outlast.atomic_files import replace_file
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError
+from outlast.worker.sentinels.batch_parts import common_size, cut_rows
 
 FOLDER = "nonfinite"
 FILES_MAX = 16  # of a run directory: a model that is broken has no end of such batches
 RUNS_MAX, SEARCH_S = 24, 60.0
-_DEPTH = 4  # of containers around tensors
 
 
 def save_batch(run_dir: Path, step: int, rank: int, batch: Any) -> str:
@@ -75,42 +73,14 @@ class SampleSearch:
 
     def _spoils(self, call: partial[Any], low: int, high: int, size: int) -> bool:
         self._runs += 1
-        args = [_cut(value, low, high, size) for value in call.args]
-        kwargs = {name: _cut(value, low, high, size) for name, value in call.keywords.items()}
+        args = [cut_rows(value, low, high, size) for value in call.args]
+        kwargs = {name: cut_rows(value, low, high, size) for name, value in call.keywords.items()}
         return not self._is_finite(partial(call.func, *args, **kwargs))
 
 
 def batch_size(call: Callable[[], Any]) -> int:
-    """Return the first dimension of all tensors among a call's arguments; 0 if they differ."""
+    """Return the common first dimension of the tensors among a call's arguments; 0 if there is
+    none."""
     if not isinstance(call, partial):
         return 0
-    values = (*call.args, *call.keywords.values())
-    sizes = {each.shape[0] if each.dim() else 0 for value in values for each in _tensors(value)}
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
-def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, dict)) and depth:
-        items: Any = value.values() if isinstance(value, dict) else value
-        for each in items:
-            yield from _tensors(each, depth - 1)
-
-
-def _cut(value: Any, low: int, high: int, size: int, depth: int = _DEPTH) -> Any:
-    """Return a value with the rows of its tensors from `low` to `high`."""
-    if isinstance(value, torch.Tensor):
-        return value[low:high]
-    if not depth:
-        return value
-    if isinstance(value, dict):
-        return {key: _cut(each, low, high, size, depth - 1) for key, each in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named: Any = type(value)
-        return named(*(_cut(each, low, high, size, depth - 1) for each in value))
-    if type(value) in (list, tuple):
-        is_rows = type(value) is list and len(value) == size and not any(_tensors(value))
-        parts = value[low:high] if is_rows else value  # a list of texts, one a sample
-        return type(value)(_cut(each, low, high, size, depth - 1) for each in parts)
-    return value
+    return common_size((*call.args, *call.keywords.values()))
