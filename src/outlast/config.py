@@ -44,6 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hang_floor_s: float = 10.0
     hang_ceiling_s: float = 600.0
     hang_factor: float = 8.0  # times the slowest recent phase
+    straggler_wait_s: float = 30.0  # of all ranks for a slow one, before that one moves
     attempts_max: int = 3  # generations that the same fault ends without a phase completed between
     respawns_max: int = 100  # workers started beyond the first ones without a phase between
 
@@ -176,12 +177,8 @@ def set_rank(seat: int, world: int, local_rank: int, group_rank: int) -> None:
 
 # Schedulers send these to all processes of a job; the launcher answers them for all.
 JOB_SIGNALS = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+    *(signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
 )
 
 

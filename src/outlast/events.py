@@ -153,11 +153,10 @@ class GenerationOpened(Event, frozen=True):
 
 
 class PhaseDone(Event, frozen=True, omit_defaults=True):
-    """One phase committed on one seat. All times are those of that worker.
+    """One phase committed on one seat. All times are those of that worker: `t_begin_ns` is where
+    the attempt that counted began, `t_vote_ns` the vote's answer, `t_ns` the return.
 
-    `t_begin_ns` is where the attempt that counted began, `t_vote_ns` the vote's answer, `t_ns` the
-    return. Refused attempts have own events. `steps`: 1, in simulated runs steps of equal length.
-    """
+    `steps`: 1, in simulated runs steps of equal length. Refused attempts have own events."""
 
     worker: str
     seat: int
@@ -287,6 +286,7 @@ class Warned(Event, frozen=True, omit_defaults=True):
     detail: str
     worker: str = ""  # that has the device; "": none or unknown
     within_s: float = 0.0  # of a notice: from t_ns to its deadline; 0: none
+    lost_s: float = 0.0  # of a straggler: how long all ranks have waited for it so far
 
     @property
     def finding(self) -> str:

@@ -38,6 +38,7 @@ WRITERS = {
     "releases": {"node_release"},
     "saves": {"checkpoint_tracking"},
     "shared": {"shared_values"},
+    "stragglers": {"straggler_rows"},
     "term": {"run_start"},
     "units": {"member_tables", "shrinking"},
 }

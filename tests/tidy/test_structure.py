@@ -46,8 +46,9 @@ from pathlib import Path
 # Loaders that are dealt: 3, 1,300.
 # Votes that compare windows of replicas, transient and lasting corruption: 3, 900.
 # Out of memory, in parts, and kills by the kernel: 6 with tests, 950.
+# Stragglers: 8, 1,450.
 CEILINGS = {
-    "modules": 582,
+    "modules": 590,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -56,7 +57,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 129150,
+    "lines": 130600,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -22,6 +22,7 @@ class Place:
         self.step = 0
         self.resets = 0
         self.flipped: list[str] = []
+        self.slowed: list[tuple[int, float]] = []
         self.faults = InjectedFaults(
             list(specs),
             markers,
@@ -44,6 +45,9 @@ class Place:
 
     def flip_bit(self, spec: FaultSpec) -> None:
         self.flipped.append(spec.tensor)
+
+    def slow_down(self, factor: float) -> None:
+        self.slowed.append((self.step + 1, factor))
 
 
 def test_the_next_checkpoint_from_there_on_fails_once(tmp_path: Path) -> None:
@@ -109,3 +113,16 @@ def test_parts_of_a_container_that_is_never_called_are_struck(tmp_path: Path, ph
     place.faults.watch_state(ProtectedState({"layers": container}, {}), lambda: True)
     with pytest.raises(InjectedError):
         inner["b"](torch.ones(1, 2)).sum().backward()
+
+
+def test_a_rank_is_slow_from_a_step_on_in_one_worker_alone(tmp_path: Path) -> None:
+    place = Place(tmp_path, parse("slow:rank=0,step=3,factor=1.5"))
+    successor = Place(tmp_path, parse("slow:rank=0,step=3,factor=1.5"))
+    for place.step in range(5):
+        place.faults.reach("forward")
+        place.faults.reach("forward")
+        place.faults.reach("backward")
+    assert place.slowed == [(3, 1.5), (4, 1.5), (5, 1.5)], "once a step"
+    for successor.step in range(5, 8):
+        successor.faults.reach("forward")
+    assert successor.slowed == []

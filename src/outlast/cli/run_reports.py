@@ -15,7 +15,7 @@ from outlast.errors import EXIT_DONE, OutlastError, RunDirError, UsageError
 from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, Scheduled, WorkerSpawned
 from outlast.telemetry import event_store, incident_explanation
 from outlast.telemetry.event_store import life_of, read_events
-from outlast.telemetry.incident_explanation import finding_lines, saves
+from outlast.telemetry.incident_explanation import finding_lines, open_findings, saves
 from outlast.telemetry.incidents import Incident, incidents
 from outlast.telemetry.run_summary import summarise
 from outlast.telemetry.summary_tables import render
@@ -95,6 +95,8 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
         framed = frame_cause(ended.outcome, ended.cause) if ended else ""
         text = f"no failure was recorded before the run ended:\n{framed}"
         echo(f"{run_dir}: {text if framed else 'no failure occurred.'}")
+    for line in open_findings(events) if incident is None else ():
+        echo(line)
     return EXIT_DONE
 
 

@@ -27,6 +27,7 @@ from outlast.controller.member_tables import (
 )
 from outlast.controller.recovery.recovery_policy import DEFAULT, Means, RecoveryPolicy
 from outlast.controller.save_schedule.save_tiers import SavePolicy
+from outlast.controller.sentinels.straggler_rows import StragglerWatch
 from outlast.controller.state_parts import MODES, Mode
 from outlast.errors import InvariantError
 from outlast.transport import messages
@@ -75,6 +76,7 @@ class ControllerState(parts.StatePart, kw_only=True):
     ending: parts.Ending = msgspec.field(default_factory=parts.Ending)
     audit: AuditState = AuditState()
     reports: parts.AuditReports = msgspec.field(default_factory=parts.AuditReports)
+    stragglers: StragglerWatch = msgspec.field(default_factory=StragglerWatch)
 
     @property
     def mode(self) -> Mode:

@@ -6,6 +6,8 @@
     reset:rank=3,step=12                   the rank's own sockets to its peers are shut down
     hang:rank=1,step=8                     the main thread sleeps without end
     slow:rank=1,step=8,for=2               the main thread sleeps 2 s (1 s without `for`)
+    slow:rank=1,step=20,factor=1.3         from step 20 on its own part of a step takes 1.3 times as
+                                           long, in the worker that has the rank then
     full:step=10                           the next checkpoint write from there on fails: ENOSPC
     nan:rank=1,step=6                      the rank's gradients of one attempt are NaN
     nan:rank=1,step=6,cause=device         those of every attempt from there on in this process
@@ -21,9 +23,9 @@
 `step=10` means: in the phase that would commit step 10 (the tenth step; steps count from 1); with
 `between`, `eval` and `checkpoint`, what follows step 10. Without `step`: the first time. Without
 `rank`: the first rank that reaches the place.
-A fault fires once in a run unless `times` is larger. It fires inside the worker that has the seat,
-at exactly the named instruction. A fault with `after` is sent by the launcher and works in any
-script.
+A fault fires once in a run unless `times` is larger, or it has a `factor`. It fires inside the
+worker that has the seat, at exactly the named instruction. A fault with `after` is sent by the
+launcher and works in any script.
 """
 
 from __future__ import annotations
@@ -58,12 +60,14 @@ Where = Literal[
 ]
 _KINDS, _PLACES = get_args(Kind), get_args(Where)
 _LEAST = {"rank": 0, "step": 1, "spare": 0, "times": 1, "random": 1, "bit": 0}
+_WORDS = ("after", "cause", "factor", "for", "phase", "steps", "tensor")  # keys of other values
 # Keys allowed beside the key that selects the form of a fault, and the kinds of the form.
 _FORMS: dict[str, tuple[set[str], tuple[Kind, ...]]] = {
     "spare": ({"for"}, ("kill", "stop")),
     "after": ({"rank", "for"}, ("kill", "stop")),
     "random": ({"rank", "phase", "steps", "for"}, _KINDS),
     "cause": ({"rank", "step", "phase"}, ("nan",)),
+    "factor": ({"rank", "step", "phase"}, ("slow",)),
     "tensor": ({"rank", "step", "phase", "times", "bit"}, ("flip",)),
     "bit": ({"rank", "step", "phase", "times"}, ("flip",)),
     "": ({"rank", "step", "phase", "times", "for"}, _KINDS),
@@ -92,6 +96,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True):
     spare: int = -1
     times: int = 1
     for_s: float = 0.0
+    factor: float = 0.0  # of slow: how many times as long a step takes from then on; 0: once
     after_s: float = 0.0
     random: int = 0
     cause: Cause = "once"  # of nan
@@ -147,13 +152,18 @@ def _read(key: str, value: str) -> dict[str, object]:
         if not 0 < seconds < math.inf:
             raise ValueError(f"{key}={value} must be seconds above zero")
         return {f"{key}_s": seconds}
+    if key == "factor":
+        factor = float(_number(value, float))
+        if not 1 < factor < math.inf:
+            raise ValueError(f"factor={value} must be above 1")
+        return {"factor": factor}
     if key == "steps":
         first, last = (int(_number(part, int)) for part in value.partition("-")[::2])
         if not 1 <= first <= last:
             raise ValueError(f"steps={value} must be FIRST-LAST, from 1 on")
         return {"steps": (first, last)}
     if key not in _LEAST:
-        known = ", ".join(sorted([*_LEAST, "after", "cause", "for", "phase", "steps", "tensor"]))
+        known = ", ".join(sorted([*_LEAST, *_WORDS]))
         raise ValueError(f"unknown key {key!r} (known: {known})")
     number = _number(value, int)
     if number < _LEAST[key]:

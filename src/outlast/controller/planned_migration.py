@@ -24,7 +24,7 @@ from outlast.controller.controller_state import (
 from outlast.controller.inputs import FindingKey, RankMigrated, SchedulerChecked
 from outlast.controller.member_tables import AgentRecord
 from outlast.controller.recovery import incident_response
-from outlast.controller.recovery.recovery_policy import why_no_move
+from outlast.controller.recovery.recovery_policy import NOTICE, STRAGGLER, why_no_move
 from outlast.events import Fault, Warned
 from outlast.transport import messages
 
@@ -91,15 +91,17 @@ def record_scheduler(turn: ControllerTurn, event: SchedulerChecked) -> None:
 
 
 def _asks_for_move(state: ControllerState, one: Warned) -> bool:
-    """Return whether ranks leave for a finding: as --migrate-on has it, or for a notice."""
-    return one.severity in MOVED_FOR[state.migrate_on] or one.check in SOURCES
+    """Return whether ranks leave for a finding: as --migrate-on has it, or for a notice, or since
+    all ranks wait for a slow one."""
+    is_due = one.check == STRAGGLER and one.severity == "drain"
+    return one.severity in MOVED_FOR[state.migrate_on] or one.check in SOURCES or is_due
 
 
 def record_check(state: ControllerState, agent: AgentRecord, body: messages.Renew) -> None:
     """Note whether all of this agent's ranks have completed a phase of this generation and make
     steps of one kind. Ranks that are cut in their set-up or in a rehearsal cannot be put back."""
     found = state.findings.warned.values()
-    may_move = bool(found) and (state.migrate_on or any(one.check in SOURCES for one in found))
+    may_move = bool(found) and (state.migrate_on or any(_asks_for_move(state, x) for x in found))
     if not (may_move or state.progress.absent):
         return
     seated = [
@@ -217,7 +219,7 @@ def _move(turn: ControllerTurn, chosen: list[_Move]) -> None:
         turn.journal(RankMigrated(worker=workers[0].name, finding=key, t_ns=turn.now_ns))
         for worker in workers:
             fault = turn.blame(worker, "requested", f"{one.finding}: {one.detail}")
-            how = "notice" if one.check in SOURCES else "check"
+            how = _failure_class(one) if one.check in (*SOURCES, STRAGGLER) else "check"
             incident_response.give_up(turn, worker, fault, how)
 
 
@@ -347,7 +349,8 @@ def _why_not(state: ControllerState, move: _Move, chosen: list[_Move], now_ns: i
     ]
     is_limited = move.finding.check not in UNLIMITED
     moves_max = state.recovery.moves_max  # a check that always fires must not use all spares
-    if why := why_no_move(state.recovery, state.means(now_ns), len(leaving), state.world):
+    means, failure = state.means(now_ns), _failure_class(move.finding)
+    if why := why_no_move(state.recovery, means, len(leaving), state.world, failure):
         return why
     if is_limited and len(recent - {move.workers[0].name}) >= moves_max:
         return f"{moves_max} moves were made within the last hour"
@@ -356,6 +359,16 @@ def _why_not(state: ControllerState, move: _Move, chosen: list[_Move], now_ns: i
     if not all(shared_values.donors_of(state, worker.seat, whole) for worker in move.workers):
         return "no other rank holds the state"
     return ""
+
+
+def _failure_class(one: Warned) -> str:
+    return STRAGGLER if one.check == STRAGGLER else NOTICE
+
+
+def class_of_moves(state: ControllerState, names: Collection[str]) -> str:
+    """Return the class of failure of the moves that have given up these workers."""
+    checks = {key.check for key, (name, _) in state.findings.moves.items() if name in names}
+    return STRAGGLER if checks == {STRAGGLER} else NOTICE
 
 
 def _say_unmoved(turn: ControllerTurn, move: _Move, why: str) -> None:

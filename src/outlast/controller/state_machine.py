@@ -13,6 +13,7 @@ shared_values               rendezvous values, shared values, records, schemas
 checkpoint_tracking         saves on request, failed saves, the copy to begin again from
 save_schedule/              save intervals from measured costs and failures
 planned_migration           moves of ranks away from nodes with findings or notices
+sentinels/                  slow ranks
 deadlines                   deadlines, and the time of the next wake-up
 =========================== ==================================================================
 """
@@ -51,7 +52,7 @@ from outlast.controller.recovery import (
 from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.controller.save_schedule import interval_updates
 from outlast.controller.save_schedule.save_tiers import SavePolicy
-from outlast.controller.sentinels import device_moves
+from outlast.controller.sentinels import device_moves, straggler_watch
 from outlast.controller.state_parts import MODES, Mode
 from outlast.transport import messages
 
@@ -216,6 +217,7 @@ def _from_agent(
     match body:
         case messages.Renew():
             membership.on_renewed(turn, agent, body)
+            straggler_watch.record_own_times(turn, agent, body)
             spare_preparation.prepare_spares(turn)
         case messages.Spawned():
             membership.on_spawned(turn, agent, body)
@@ -254,6 +256,11 @@ class WorkerRule(NamedTuple):
     needs_seat: bool = True
     of_generation: bool = False
     modes: frozenset[Mode] = frozenset(MODES)
+
+
+def _protected(turn: ControllerTurn, worker: WorkerRecord, body: messages.StateProtected) -> None:
+    shared_values.protected(turn, worker, body)
+    straggler_watch.note_stages(turn, worker, body)
 
 
 def _checkpointed(turn: ControllerTurn, _worker: WorkerRecord, body: messages.Checkpointed) -> None:
@@ -299,7 +306,7 @@ WORKER_RULES: dict[type[messages.AnyBody], WorkerRule] = {
         needs_seat=False,
     ),
     messages.Status: WorkerRule(_answered, of_generation=True),
-    messages.StateProtected: WorkerRule(shared_values.protected),
+    messages.StateProtected: WorkerRule(_protected),
     messages.Recorded: WorkerRule(shared_values.record),
     messages.GroupsUsed: WorkerRule(
         lambda turn, worker, body: shrinking.note_groups(turn, worker, body.use)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outlast.controller.recovery.recovery_policy import FROM_A_COPY
-from outlast.events import AnyEvent, Fault, Scheduled, Warned
+from outlast.events import SENTINELS, AnyEvent, Fault, Scheduled, Warned
 from outlast.telemetry.event_store import Life
 from outlast.telemetry.incidents import PHASES, Incident, Phase
 from outlast.terminal_tables import layout_grid, number_column, text_column
@@ -41,6 +41,7 @@ _NOTICED = {
     "report": "the worker itself reported it",
     "standstill": "no rank computed or wrote to its log for hang_ceiling_s",
     "audit": "an audit: digests of state that must be equal on these ranks differed",
+    "straggler": "all ranks waited for a slow one, and it moved between two steps",
     "check": "a node check had a finding on its device, and the rank moved before a failure",
     "room": "there was a worker for it again, and it came back between two steps",
     "unit": "its unit left: ranks that need each other in collectives leave together",
@@ -327,3 +328,14 @@ def finding_lines(incidents: Iterable[Incident], events: Sequence[AnyEvent]) -> 
         for event in findings[-LINES_MAX:]:
             ago = duration((incident.t_ns - event.t_ns) / 1e9)
             yield f"incident {incident.number}: {ago} before: {warning(event)}"
+
+
+def open_findings(events: Sequence[AnyEvent]) -> Iterator[str]:
+    """Yield a line for each finding of a sentinel that is not over."""
+    found: dict[tuple[str, ...], Warned] = {}
+    for event in events:
+        if isinstance(event, Warned) and event.check in SENTINELS:
+            found[event.host, event.check, event.code, event.device] = event
+    for event in found.values():
+        if event.severity != "healthy":
+            yield f"sentinel: {warning(event)}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from outlast.controller.recovery.recovery_policy import STRAGGLER
 from outlast.events import (
     AnyEvent,
     AttemptRefused,
@@ -16,6 +17,7 @@ from outlast.events import (
     PhaseDone,
     ReplicasCompared,
     RunStarted,
+    Warned,
 )
 from outlast.text_formatting import plural
 
@@ -202,3 +204,28 @@ def replica_agreement(events: Sequence[AnyEvent]) -> ReplicaAgreement:
         differed=differed,
         differed_step=wrong.step if wrong else -1,
     )
+
+
+def changed_findings(events: Iterable[AnyEvent]) -> Iterator[Warned]:
+    """Yield findings, without those that report no more than that a straggler's loss has grown."""
+    known: dict[tuple[str, ...], str] = {}
+    for event in events:
+        if isinstance(event, Warned):
+            key = (event.host, event.check, event.symptom, event.code, event.device)
+            if event.check != STRAGGLER or known.get(key) != event.severity:
+                known[key] = event.severity
+                yield event
+
+
+def straggler_wait_s(events: Iterable[AnyEvent]) -> float:
+    """Return how long all ranks have waited for slow ones, as far as it was found."""
+    total_s, open_s = 0.0, dict[tuple[str, str, str], float]()
+    for event in events:
+        if not isinstance(event, Warned) or event.check != STRAGGLER:
+            continue
+        key = event.host, event.code, event.device
+        if event.severity == "healthy":
+            total_s += max(open_s.pop(key, 0.0), event.lost_s)
+        else:
+            open_s[key] = event.lost_s
+    return total_s + sum(open_s.values())

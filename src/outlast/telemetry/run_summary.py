@@ -27,7 +27,6 @@ from outlast.events import (
     Noticed,
     PhaseDone,
     ScriptUnmanaged,
-    Warned,
     WorkerLost,
     WorkerSeated,
     WorkerSpawned,
@@ -35,7 +34,13 @@ from outlast.events import (
 )
 from outlast.telemetry.event_store import Life, life_of, read_events
 from outlast.telemetry.incidents import PHASES, Incident, Phase, incidents
-from outlast.telemetry.job_progress import CommittedProgress, ReplicaAgreement, replica_agreement
+from outlast.telemetry.job_progress import (
+    CommittedProgress,
+    ReplicaAgreement,
+    changed_findings,
+    replica_agreement,
+    straggler_wait_s,
+)
 from outlast.telemetry.run_costs import is_failure
 from outlast.telemetry.segment_files import SegmentDamage
 from outlast.telemetry.time_accounting import Bucket, LauncherTerm, account, split_terms
@@ -116,6 +121,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     saved_step: int = 0  # of the newest checkpoint; 0: a resumed run begins anew
     durable: dict[str, int]  # checkpoints that reached durable storage, by target
     replicas: ReplicaAgreement = ReplicaAgreement()
+    straggler_s: float = 0.0  # that all ranks have waited for slow ones, or slow collectives
     notes: tuple[str, ...]
 
 
@@ -177,6 +183,7 @@ def summarise_events(
         saved_step=max((e.step for e in events if isinstance(e, CheckpointSaved)), default=0),
         durable=_durable(events),
         replicas=replica_agreement(events),
+        straggler_s=straggler_wait_s(events),
         notes=_notes(events, terms, damages, workers.advice(run_dir), run_dir),
     )
 
@@ -340,9 +347,9 @@ def _notes(
         if isinstance(event, DrainFailed)
     )
     own.update(
-        f"{source(event, SOURCES)}: {event.finding} ({event.host}, {event.severity})"
-        for event in events
-        if isinstance(event, Warned) and event.severity != "healthy"
+        f"{source(event, SOURCES)}: {event.finding} ({event.host or 'all hosts'}, {event.severity})"
+        for event in changed_findings(events)
+        if event.severity != "healthy"
     )
     if skipped := [str(event.step) for event in events if isinstance(event, BatchSkipped)]:
         notes.append(f"batches skipped: {len(skipped)}, of steps {', '.join(skipped[:8])}")

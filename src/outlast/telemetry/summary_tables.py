@@ -115,6 +115,9 @@ def _head(summary: RunSummary, outcome: str, style: str) -> RenderableType:
     if summary.world > 1 and not summary.restart_only:
         differs = summary.replicas.step < 0 or summary.replicas.differed > 0
         grid.add_row("replicas", Text(summary.replicas.sentence, style="red" if differs else ""))
+    if summary.straggler_s:
+        waited = f"all ranks have waited {duration(summary.straggler_s)} for slow ones"
+        grid.add_row("stragglers", Text(waited, style="yellow"))
     spares = f"{summary.spares} configured, {summary.spares_used} used"
     if summary.spares_refilled:
         spares += f", {summary.spares_refilled} refilled"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from outlast.transport.message_base import Body
+from outlast.transport.worker_page import OwnTimeRecord
 
 
 class AgentHello(Body, frozen=True):
@@ -23,11 +24,13 @@ class AgentHello(Body, frozen=True):
 class Renew(Body, frozen=True):
     """Renewal of the agent's lease. `beats`: worker -> (n, step, state, loss), from the pages.
     `blocked`: workers that cannot answer: the process runs, but the interpreter is blocked.
-    `answers`: number of Renewed that the agent has received on this connection."""
+    `answers`: number of Renewed that the agent has received on this connection. `own_times`: of
+    each worker, the records since the last renewal (worker_page.OwnTimeRecord)."""
 
     answers: int = 0
     beats: dict[str, tuple[int, int, str, float]] = msgspec.field(default_factory=dict)
     blocked: tuple[str, ...] = msgspec.field(name="held", default=())
+    own_times: dict[str, tuple[OwnTimeRecord, ...]] = msgspec.field(default_factory=dict)
 
 
 class Renewed(Body, frozen=True):

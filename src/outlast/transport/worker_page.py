@@ -18,6 +18,9 @@ All numbers are little endian.
 |                             |           | t_ns of the end of the last such wait                  |
 | 96                          | `q`       | end of the host's lease, CLOCK_BOOTTIME ns; 0: none    |
 | 128 + 24 i, i < `KEYS`      | `qqq`     | pace of a kind of phase: key, completed, slowest_ns    |
+| 1664                        | `q`       | number of records of own time that were written        |
+| 1672 + 48 (i % `OWN_TIMES`) | `qqqqqq`  | the i-th record: generation, step, and sums since the  |
+|                             |           | process began: steps, step_us, own_us, before_us       |
 | 4096 + i (40 + slot bytes), | `qqQQQ`   | slot: kind, n, count, length,                          |
 | i < `SLOTS`                 |           | xxh3_64(kind, n, count, payload), then the payload     |
 
@@ -46,6 +49,11 @@ _LEASE_AT = 96
 _PACE = struct.Struct("<qqq")
 _PACES_AT = 128
 KEYS = 64  # a run has a handful: its step, evaluations, and internal phases
+_OWN_COUNT_AT = 1664
+_OWN_COUNT = struct.Struct("<q")
+_OWN = struct.Struct("<qqqqqq")
+_OWN_AT = 1672
+OWN_TIMES = 48  # of more than a period of renewals
 _SLOT = struct.Struct("<qqQQQ")
 _BEAT_BYTES = 4096
 SLOTS = 6  # before(n), after(n+1), result(n+1), before(n+1), after(n+2), and one being written
@@ -98,6 +106,17 @@ class PhasePace(NamedTuple):
 
     phases: int  # completed
     slowest_ns: int  # decaying maximum; 0: not measured
+
+
+class OwnTimeRecord(NamedTuple):
+    """Sums over the measured steps of a process, at the commit of `step` (sentinels/own_time)."""
+
+    generation: int = 0
+    step: int = 0
+    steps: int = 0  # that were measured
+    step_us: int = 0  # their length
+    own_us: int = 0  # of that, not waiting for other ranks
+    before_us: int = 0  # of that, before the phase: the script's own code, loading data
 
 
 class Page:
@@ -189,6 +208,20 @@ class Page:
                 break
             found[key] = PhasePace(*pace)
         return found
+
+    def put_own_time(self, record: OwnTimeRecord) -> None:
+        """Write a record in place of the oldest one."""
+        (count,) = _OWN_COUNT.unpack_from(self._map, _OWN_COUNT_AT)
+        _OWN.pack_into(self._map, _OWN_AT + count % OWN_TIMES * _OWN.size, *record)
+        _OWN_COUNT.pack_into(self._map, _OWN_COUNT_AT, count + 1)
+
+    def own_times(self, since: int) -> tuple[int, list[OwnTimeRecord]]:
+        """Return how many records were written, and those behind the first `since` that are still
+        here."""
+        (count,) = _OWN_COUNT.unpack_from(self._map, _OWN_COUNT_AT)
+        places = range(max(since, count - OWN_TIMES + 1, 0), count)  # the oldest may be in change
+        found = (_OWN.unpack_from(self._map, _OWN_AT + i % OWN_TIMES * _OWN.size) for i in places)
+        return count, [OwnTimeRecord(*each) for each in found]
 
     def put(self, kind: Kind, n: int, payload: bytes) -> None:
         """Write a slot to the entry chosen by `_least_needed`; raises ProtectError above its

@@ -49,6 +49,9 @@ class FaultTarget(Protocol):
     def cut_connections(self) -> None:
         """Cut the connections to all other ranks."""
 
+    def slow_down(self, factor: float) -> None:
+        """Sleep as long as makes the own part of this step `factor` times as long."""
+
     def flip_bit(self, spec: FaultSpec) -> None:
         """Flip one bit of the first replicated tensor whose name matches, or of its gradient."""
 
@@ -68,6 +71,8 @@ class InjectedFaults:
         self._target = target
         self._wakers: list[threading.Thread] = []
         self._is_poisoned = False  # what the model computes at this place is NaN
+        self._slow: dict[str, bool] = {}  # by specification with a factor: it is for this worker
+        self._slowed = -1  # the newest step that was slowed down
         self.seat = -1
 
     def __bool__(self) -> bool:
@@ -80,7 +85,10 @@ class InjectedFaults:
         n, step = self._target.progress()
         step += where not in _BEHIND_THE_STEP
         for spec in self._specs:
-            if (
+            if spec.factor:
+                if spec.where == where and spec.rank in (-1, self.seat) and step >= spec.step:
+                    self._slow_down(spec, n, step)
+            elif (
                 spec.where == where
                 and spec.spare < 0
                 and not spec.after_s  # the launcher's
@@ -89,6 +97,16 @@ class InjectedFaults:
                 and self._claim(spec)
             ):
                 self._fire(spec, n, step)
+
+    def _slow_down(self, spec: FaultSpec, n: int, step: int) -> None:
+        """Slow this step down, if this is the worker that had the rank when that began."""
+        if spec.text not in self._slow:
+            self._slow[spec.text] = self._claim(spec)
+            if self._slow[spec.text]:
+                self._note_injected(spec, n, step)
+        if self._slow[spec.text] and self._slowed != step:
+            self._slowed = step
+            self._target.slow_down(spec.factor)
 
     def warm(self, spare: int) -> None:
         """Fire the faults of the spare of this number, which has become warm."""
@@ -157,7 +175,7 @@ class InjectedFaults:
             file.write(self._timeline.worker)
         return marker.read_text() == self._timeline.worker
 
-    def _fire(self, spec: FaultSpec, n: int, step: int) -> None:
+    def _note_injected(self, spec: FaultSpec, n: int, step: int) -> None:
         self._timeline.emit(
             events.FaultInjected(
                 t_ns=self._timeline.now_ns(),
@@ -168,6 +186,9 @@ class InjectedFaults:
                 step=step,
             )
         )
+
+    def _fire(self, spec: FaultSpec, n: int, step: int) -> None:
+        self._note_injected(spec, n, step)
         match spec.kind:
             case "kill":
                 self._kill(spec)

@@ -242,6 +242,10 @@ class WorkerPorts:
         """Cut the connections to all other ranks."""
         self.groups.cut()
 
+    def slow_down(self, factor: float) -> None:
+        """Make this rank's own part of the step under way `factor` times as long."""
+        self.groups.times.delay(factor)
+
     def flip_bit(self, spec: FaultSpec) -> None:
         """Flip one bit of the first replicated tensor whose name matches, or of its gradient."""
         bit_flips.flip(self.protected_state(), spec)

@@ -82,7 +82,7 @@ class WorkerProcess(WorkerPorts):
             interface=gloo_interface(),
         )
         self.absent_parts = AbsentParts(self.groups)
-        self.status = WorkerStatus(self.page, self.try_send, self.groups.sever)
+        self.status = WorkerStatus(self.page, self.try_send, self.groups.sever, self.groups.times)
         self.pulse = PulseThread(self.page, self.groups.is_waiting, self.limits.hang_floor_s)
         self.signals = JobSignals(
             lambda: self.status.is_open,

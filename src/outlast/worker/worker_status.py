@@ -42,6 +42,7 @@ from outlast.events import Fault, FaultKind
 from outlast.transport import messages, worker_page
 from outlast.transport.connection_errors import host_of, silent_hosts
 from outlast.transport.worker_page import KEYS, Page, Pulse, State
+from outlast.worker.sentinels.own_time import OwnTime
 
 RESULT_BYTES_MAX = 4096
 APPLIED_S = 0.25  # time for a won phase to complete before its answer is sent without a result
@@ -65,12 +66,17 @@ class WorkerStatus:
     """The worker's generation, place and state. `n`: phases completed; `step`: steps committed."""
 
     def __init__(
-        self, page: Page, send: Callable[[messages.WorkerBody], None], sever: Callable[[int], None]
+        self,
+        page: Page,
+        send: Callable[[messages.WorkerBody], None],
+        sever: Callable[[int], None],
+        own_time: OwnTime | None = None,
     ) -> None:
         self.page, self._send, self._sever = page, send, sever
         # of a generation: listeners of peers that did not answer when groups were connected
         self.unreachable: Callable[[int], Collection[str]] = lambda _: ()
         self.presence: Callable[[], PresenceReport] = PresenceReport
+        self.own_time = own_time or OwnTime()
         self._lock = threading.RLock()
         self.inbox: queue.Queue[messages.ControllerBody] = queue.Queue(maxsize=1024)
         self.generation = 0  # the newest known to this worker
@@ -95,6 +101,7 @@ class WorkerStatus:
         self._collectives = 0
         self._t_state_ns = self._t_attempt_ns = time.monotonic_ns()
         self._key = 0  # of the newest phase, as the hang watch knows it
+        self._kind = ""  # of the newest phase
         self._keys: dict[str, int] = {}
         self._paces: dict[
             int, tuple[int, worker_page.PhasePace]
@@ -113,6 +120,9 @@ class WorkerStatus:
     def enter(self, state: State) -> None:
         """Move to `state`; send the pending answer to a Close once the vote's outcome is known."""
         with self._lock:
+            if "sharing" in (self.state, state) and self.state != state:
+                own = self.own_time
+                own.begin_wait() if state == "sharing" else own.end_wait()
             self.state = state
             self._t_state_ns = time.monotonic_ns()
             self._beat()
@@ -131,10 +141,14 @@ class WorkerStatus:
             if name:
                 self.pending_copy, self.is_pending_redoable = None, False
                 self._key = self._keys.get(name) or self._name_key(name)
+                self._kind = name
                 self._collectives = 0
             self.enter(state)
             if name:
                 self._t_attempt_ns = self._t_state_ns
+                self.own_time.enter_phase(self._t_state_ns, self.opened)
+            elif state == "voting":
+                self.own_time.enter_vote(self._t_state_ns)
 
     def _name_key(self, name: str) -> int:
         """Return a new key, or 0 beyond KEYS kinds, which the hang detector does not time."""
@@ -148,6 +162,8 @@ class WorkerStatus:
         with self._lock:
             self._step_won = step
             self.enter("applying")
+            is_step, kind, now_ns = step > self.step, self._kind, self._t_state_ns
+            self.own_time.won(now_ns, self.page, step=step, is_step=is_step, kind=kind)
             if self._is_answer_due:
                 self._answer_after_grace()
 

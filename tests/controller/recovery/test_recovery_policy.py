@@ -148,7 +148,7 @@ def test_a_file_decides_about_codes_of_others() -> None:
     again = replace(left, cause=Fault(kind="exited", detail="", exit_code=16))
     assert choose(again, mine).rung == "stop", "as exited, which has a table"
     killed = replace(left, cause=Fault(kind="killed", detail="", exit_code=93))
-    assert policy("stop").failure_class(killed.cause, is_planned=False) == "killed"
+    assert policy("stop").failure_class(killed.cause) == "killed"
 
 
 def test_requests_are_no_failures_and_follow_no_policy() -> None:

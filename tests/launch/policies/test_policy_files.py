@@ -104,7 +104,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
         (LAST + "[budgets]\nrestart = 1", 4, "no class of failure has this rung"),
         (LAST + "[killed]\nbudget = 0\nrungs = ['stop']", 4, "to never recover, give rungs"),
         (LAST + "[killed]\nbudget = '3'\nrungs = ['stop']", 4, "give times an hour"),
-        (LAST + "[notice]\nbudget = 3\nrungs = ['stop']", 4, "notices have no budget"),
+        (LAST + "[notice]\nbudget = 3\nrungs = ['stop']", 4, "planned moves have no budget"),
         (LAST + "[lost]\nrungs = ['stop']\n[exit_codes]\n42 = 'losd'", 3, "unknown key 'lost'"),
         (LAST + "[exit_codes]\n42 = 'killed'", 4, "killed has another meaning"),
         (LAST + "[exit_codes]\n42 = 'budgets'", 4, "budgets has another meaning"),

@@ -17,6 +17,7 @@ from outlast.controller.recovery.rank_units import find_units
 from outlast.controller.recovery.recovery_ladder import Situation, choose
 from outlast.controller.recovery.recovery_policy import (
     NOTICE,
+    PLANNED,
     Means,
     RecoveryPolicy,
     RungRule,
@@ -241,12 +242,13 @@ def _with_units(job: _Job, run_dir: Path) -> _Job:
 
 
 def _answers(policy: RecoveryPolicy, failure: str, job: _Job) -> list[PolicyAnswer]:
-    cause = _fault_of(policy, failure)
+    cause, is_planned = _fault_of(policy, failure), failure in PLANNED
     lost = () if failure in _ALIVE else (0,)
     one = Situation(
         cause=cause,
         lost=lost,
-        planned=(0,) if failure == NOTICE else (),
+        planned=(0,) if is_planned else (),
+        move=failure if is_planned else NOTICE,
         donors=job.world - len(lost),
         spares=min(len(lost), job.spares),
         respawns=job.respawns,
@@ -269,8 +271,8 @@ def _answers(policy: RecoveryPolicy, failure: str, job: _Job) -> list[PolicyAnsw
     if lost:
         cases |= {"no-spare": no_spare, "no-replica": no_replica}
     cases["all"] = everybody
-    if failure == NOTICE:
-        return [_answer_to_notice(policy, one)]
+    if is_planned:
+        return [_answer_to_plan(policy, one)]
     found = []
     for case, situation in cases.items():
         choice = choose(situation, policy)
@@ -287,20 +289,23 @@ def _fault_of(policy: RecoveryPolicy, failure: str) -> Fault:
     codes = {name: code for code, name in policy.exit_classes.items()}
     if failure in codes:
         return Fault(kind="exited", detail="", seat=0, exit_code=codes[failure])
-    return Fault(kind="requested" if failure == NOTICE else failure, detail="", seat=0)  # type: ignore[arg-type]
+    return Fault(kind="requested" if failure in PLANNED else failure, detail="", seat=0)  # type: ignore[arg-type]
 
 
-def _answer_to_notice(policy: RecoveryPolicy, one: Situation) -> PolicyAnswer:
-    """Return whether ranks move for a notice; else the run saves, and ends before a deadline."""
+def _answer_to_plan(policy: RecoveryPolicy, one: Situation) -> PolicyAnswer:
+    """Return whether ranks move for a notice, or a slow one does; else they stay, and for a notice
+    the run saves, and ends before a deadline."""
+    failure = one.move
     choice = choose(one, policy)
     if choice.rung == "migrate":
         rung, reason, rule = choice.rung, "ranks move between two steps", choice.rule
     else:
-        is_named = policy.names("migrate", NOTICE)
+        is_named = policy.names("migrate", failure)
         why = "no warm spare fits" if is_named else f"policy {policy.name} has no rung migrate"
-        rung, rule = "stay", choice.rule if is_named else f"policy {policy.name}, {NOTICE}"
-        reason = f"{why}: the ranks stay; the run saves, and ends before a deadline"
-    return PolicyAnswer(failure=NOTICE, case="one", rung=rung, rule=rule, reason=reason)
+        rung, rule = "stay", choice.rule if is_named else f"policy {policy.name}, {failure}"
+        then = "; the run saves, and ends before a deadline" if failure == NOTICE else ""
+        reason = f"{why}: the ranks stay{then}"
+    return PolicyAnswer(failure=failure, case="one", rung=rung, rule=rule, reason=reason)
 
 
 def _print(policy: RecoveryPolicy, job: _Job, answers: list[PolicyAnswer]) -> None:

@@ -233,6 +233,7 @@ def _recovery_situation(turn: ControllerTurn, survivors: list[WorkerRecord], n: 
         cause=cause,
         lost=tuple(lost),
         planned=tuple(fault.seat for fault in state.incident.faults if fault.worker in moved),
+        move=planned_migration.class_of_moves(state, {f.worker for f in state.incident.faults}),
         stateless=tuple(_stateless(turn, n)),
         cut=cut,
         is_cut_for_good=network_cuts.is_final(state),

@@ -30,6 +30,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     cause: Fault | None  # the most specific fault so far
     lost: tuple[int, ...] = ()  # seats without a worker
     planned: tuple[int, ...] = ()  # seats that were given up to be moved
+    move: str = "notice"  # class of their moves
     stateless: tuple[int, ...] = ()  # those among them whose own state is lost
     unreplicated: tuple[int, ...] = ()  # seats whose shards no survivor holds
     cut: str = ""  # hosts that do not reach each other
@@ -91,7 +92,7 @@ def choose(situation: Situation, policy: RecoveryPolicy = DEFAULT) -> RecoveryCh
     if situation.back and situation.back == situation.lost and situation.donors:
         reason = f"{_ranks(situation.back)} can come back: warm spares are there"
         return RecoveryChoice("regrow", reason, "no failure")
-    failure = policy.failure_class(situation.cause, is_planned=bool(situation.planned))
+    failure = policy.failure_class(situation.cause, situation.move if situation.planned else "")
     if why := spent_budget(policy, situation.means, failure):
         why += _cause_suffix(situation)
         return RecoveryChoice("stop", why, f"policy {policy.name}, {failure}, budget")
@@ -108,8 +109,7 @@ def choose(situation: Situation, policy: RecoveryPolicy = DEFAULT) -> RecoveryCh
         from_disk = rung == "restart" and skips_memory
         steps = situation.disk_steps_lost if from_disk else situation.steps_lost
         steps = steps if rung in FROM_A_COPY else 0
-        lost = len(situation.lost)
-        if why := unmet(policy, rule, situation.means, lost, steps, situation.world):
+        if why := unmet(policy, rule, situation.means, len(situation.lost), steps, situation.world):
             why_not = f"{why_not}; {why}" if why_not else why
         else:
             reason, possible = _RUNGS[rung](situation, course)

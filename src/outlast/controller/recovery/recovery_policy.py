@@ -26,12 +26,14 @@ Rung = Literal[
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 FROM_A_COPY: tuple[Rung, ...] = ("rollback", "restart")  # every worker is replaced
 NOTICE = "notice"  # a planned move: a notice, or a finding of a node check
+STRAGGLER = "straggler"  # a planned move: all ranks wait for a slow one
+PLANNED = (NOTICE, STRAGGLER)
 # Classes of failure: kinds of faults, and planned moves.
 FAILURES = (
     *("killed", "exited", "hung", "stopped", "raised", "transport", "unsettled", "torn"),
     *("diverged", "nonfinite", "oom", "unknown", "mismatch", "transfer", "storage"),
     *("agent_lost", "controller_lost"),
-    NOTICE,
+    *PLANNED,
 )
 # Exit codes by which frameworks name a failure: 16 and 17 of Megatron's rerun state machine
 # (megatron/core/rerun_state_machine.py), 93 of NVIDIA's resiliency extension.
@@ -111,13 +113,13 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Return all classes of failure."""
         return tuple(dict.fromkeys((*FAILURES, *self.exit_classes.values())))
 
-    def failure_class(self, cause: Fault | None, *, is_planned: bool) -> str:
+    def failure_class(self, cause: Fault | None, planned: str = "") -> str:
         """Return the class of a failure by its cause; "request" for a wish about the whole run,
-        which is no failure and which no policy orders."""
+        which is no failure and which no policy orders. `planned`: the class of a planned move."""
         if cause is None or cause.kind in ("save", "contract", "internal", "regrow"):
             return "request"
         if cause.kind == "requested":
-            return NOTICE if is_planned else "request"
+            return planned or "request"
         if cause.kind == "exited":
             return self.exit_classes.get(cause.exit_code, cause.kind)
         return cause.kind
@@ -179,7 +181,7 @@ def spent_budget(policy: RecoveryPolicy, means: Means, failure: str) -> str:
     """Return why a class of failure is not recovered from once more; "" if it is."""
     table = failure if failure in policy.classes else "default"
     budget = policy.failures_max.get(table)
-    if budget is None or failure in ("request", NOTICE):
+    if budget is None or failure in ("request", *PLANNED):
         return ""
     recent = means.recoveries(failure)
     if recent < budget:
@@ -192,18 +194,21 @@ def spent_budget(policy: RecoveryPolicy, means: Means, failure: str) -> str:
 
 def numbered(rules: tuple[RungRule, ...], failure: str) -> list[tuple[int, RungRule]]:
     """Return the rules in the order in which they are tried, with their numbers in the policy: for
-    a notice, migrate comes first, wherever it stands."""
+    a planned move, migrate comes first, wherever it stands."""
     found = list(enumerate(rules, 1))
-    if failure == NOTICE:
+    if failure in PLANNED:
         found.sort(key=lambda one: one[1].rung != "migrate")
     return found
 
 
-def why_no_move(policy: RecoveryPolicy, means: Means, leaving: int, world: int) -> str:
-    """Return why the policy lets no rank move for a notice now; "" if it does. `leaving`: ranks."""
-    rules = [rule for rule in policy.rules(NOTICE) if rule.rung == "migrate"]
+def why_no_move(
+    policy: RecoveryPolicy, means: Means, leaving: int, world: int, failure: str = NOTICE
+) -> str:
+    """Return why the policy lets no rank move now; "" if it does. `leaving`: ranks. `failure`: the
+    class of the planned move."""
+    rules = [rule for rule in policy.rules(failure) if rule.rung == "migrate"]
     if not rules:
-        return f"the policy {policy.name} has no rung migrate for notices"
+        return f"the policy {policy.name} has no rung migrate for {failure}s"
     reasons = [unmet(policy, rule, means, leaving, 0, world) for rule in rules]
     return "" if "" in reasons else reasons[0]
 

@@ -372,8 +372,7 @@ class Agent:
         self.lease.begin_renewal()
         if self._link.connected and not self._done:
             self.lease.sent()
-            beats, blocked = self._crew.beats(), self._crew.blocked_interpreters()
-            self._say(messages.Renew(answers=self.lease.answers, beats=beats, blocked=blocked))
+            self._say(self._crew.renewal(self.lease.answers))
 
     async def _lease_out(self) -> None:
         """Kill all workers before the lease ends and the controller assumes them dead."""

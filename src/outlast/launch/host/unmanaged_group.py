@@ -123,7 +123,7 @@ class UnmanagedGroup:
             unused = f" ({restarts_left} restart(s) left unused)" if restarts_left else ""
             return f"a restart would fail in the same way{unused}"
         policy = self._crew.plan.policy
-        failure = policy.failure_class(cause, is_planned=False)
+        failure = policy.failure_class(cause)
         if failure != "request" and policy.rules(failure)[0].rung == "stop":
             return f"policy {policy.name} does not recover from the class {failure}"
         if self._restarts >= self._crew.plan.max_restarts:

@@ -36,7 +36,7 @@ from outlast.telemetry.event_store import EventClock
 from outlast.transport import messages
 from outlast.transport.channel import Channel
 from outlast.transport.rendezvous_messages import HostMeetings
-from outlast.transport.worker_page import Beat, Page
+from outlast.transport.worker_page import Beat, OwnTimeRecord, Page
 
 _STARTED_MAX = 4096
 HELD_S = 1.0  # several pulse periods
@@ -77,6 +77,7 @@ class WorkerHandle:
         self.started_ns = time.monotonic_ns()
         self.oom_kills = oom_kills()  # before it
         self.kill_reason = ""
+        self.own_times = 0  # records of its own time that were reported
         # The newest of each kind that a later controller has to receive again.
         self.reports: dict[type[messages.AnyBody], messages.MessageEnvelope] = {}
         self.reaping: asyncio.Task[WorkerOutcome] | None = None
@@ -293,6 +294,25 @@ class WorkerPool:
         running = (worker for worker in self.workers.values() if worker.reaping is None)
         pages = ((worker.name, worker.page.read()) for worker in running)
         return {name: (beat.n, beat.step, beat.state, beat.loss) for name, beat in pages}
+
+    def renewal(self, answers: int) -> messages.Renew:
+        """Return the agent's renewal, with all that its workers' pages have to report."""
+        return messages.Renew(
+            answers=answers,
+            beats=self.beats(),
+            blocked=self.blocked_interpreters(),
+            own_times=self._new_own_times(),
+        )
+
+    def _new_own_times(self) -> dict[str, tuple[OwnTimeRecord, ...]]:
+        """Return the records of own time of each rank since the last call."""
+        found: dict[str, tuple[OwnTimeRecord, ...]] = {}
+        for name, worker in self.workers.items():
+            if worker.reaping is None and worker.seat >= 0:
+                worker.own_times, records = worker.page.own_times(worker.own_times)
+                if records:
+                    found[name] = tuple(records)
+        return found
 
     def meet(
         self,

@@ -18,7 +18,7 @@ from outlast.controller.recovery.recovery_policy import (
     DEFAULT,
     FAILURES,
     FROM_A_COPY,
-    NOTICE,
+    PLANNED,
     RUNGS,
     RecoveryPolicy,
     Rung,
@@ -207,9 +207,9 @@ class _PolicyFile:
         for table in tables:
             if "budget" not in self._data.get(table, {}):
                 continue
-            if table == NOTICE:
+            if table in PLANNED:
                 raise self._error(
-                    "notices have no budget, since a notice is no failure; bound their moves by"
+                    "planned moves have no budget, since they are no failures; bound them by"
                     " [budgets] migrate",
                     *("budget", table),
                 )

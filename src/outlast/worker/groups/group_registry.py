@@ -32,6 +32,7 @@ from outlast.worker.groups.rendezvous import (
 )
 from outlast.worker.groups.setup_record import CollectiveRules, SetupRecord
 from outlast.worker.groups.stable_group import BACKEND, StableGroup
+from outlast.worker.sentinels.own_time import OwnTime
 
 State = Literal["waiting", "dry", "connecting", "live", "closed"]
 
@@ -78,6 +79,7 @@ class GroupRegistry:
         self.live = False  # connected, and not inside dry(): collectives are real
         self.record = SetupRecord()
         self.presence = RankPresence()
+        self.times = OwnTime()
         self.make_group: Callable[..., StableGroup] = StableGroup  # of a hot spare: UnseatedGroup
         self.seat, self.world = -1, 0
         atexit.register(self.shutdown)
@@ -97,8 +99,7 @@ class GroupRegistry:
         """Set this process's rank and world size. `dry`: answers are dry until it connects."""
         if self._state not in ("waiting", "dry"):
             raise UsageError(f"seat {seat} was taken after a generation had been connected")
-        self.seat, self.world = seat, world
-        self._mailbox.seat = seat
+        self.seat, self.world = self._mailbox.seat, self.times.world = seat, world
         self._state = "dry" if dry else "waiting"
 
     def deliver(self, body: messages.RendezvousValue | messages.Met) -> None:
@@ -305,8 +306,7 @@ class GroupRegistry:
         return False
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether `error` is one of lost connections. The generation's first one closes it
-        on this rank and is reported."""
+        """Return whether `error` is one of lost connections; the first is reported."""
         if not is_transport_error(error):
             return False
         with self._lock:
@@ -345,7 +345,7 @@ class GroupRegistry:
                 ended()
             return None
         is_live = partial(self._is_live, self._works) if not record.recording else None
-        handle = trackable(op, work, on_cpu=on_cpu, ended=ended, is_live=is_live)
+        handle = trackable(op, work, on_cpu=on_cpu, ended=ended, is_live=is_live, own=self.times)
         self._works.add(op, handle, outputs, on_cpu=on_cpu)
         return handle
 

@@ -28,6 +28,7 @@ from outlast.errors import PhaseError
 from outlast.worker.groups.control_group import ControlGroup
 from outlast.worker.groups.inner_group import InnerGroup
 from outlast.worker.groups.work_handles import AnySourceWork, SeverableWork, WaitedWork
+from outlast.worker.sentinels.own_time import OwnTime
 
 Ended = Callable[[], None] | None  # to be called after a work's first successful wait
 PENDING_MAX = 65_536
@@ -47,15 +48,17 @@ def trackable(
     on_cpu: bool,
     ended: Ended,
     is_live: Callable[[], bool] | None,
+    own: OwnTime | None = None,
 ) -> dist.Work:
     """Return `work`, or a handle around it if `ended` is given, or if gloo hides its completion or
-    might never end it. `is_live`: of the generation; None where nobody leaves a work."""
+    might never end it. `is_live`: of the generation; None where nobody leaves a work. `own`:
+    measures the waits for it."""
     if on_cpu and op == "recv_anysource":
-        return AnySourceWork(work, ended)
+        return AnySourceWork(work, ended, own)
     if on_cpu and op not in OWNED and is_live is not None:
-        return SeverableWork(work, is_live, ended)
+        return SeverableWork(work, is_live, ended, own)
     is_owned = on_cpu and op in OWNED
-    return WaitedWork(work, ended) if is_owned or ended is not None else work
+    return WaitedWork(work, ended, own) if is_owned or ended is not None else work
 
 
 class _Pending(NamedTuple):

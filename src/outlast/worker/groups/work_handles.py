@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from torch._C._dynamo import eval_frame
 from torch.futures import Future
 
 from outlast.errors import GroupError
+from outlast.worker.sentinels.own_time import OwnTime
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -58,21 +60,34 @@ def opaque_class(cls: C) -> C:
 class WaitedWork(dist.Work):
     """Handle that forwards to `work`, and calls `ended` after the first successful wait."""
 
-    def __init__(self, work: dist.Work, ended: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        work: dist.Work,
+        ended: Callable[[], None] | None = None,
+        own_time: OwnTime | None = None,
+    ) -> None:
         super().__init__()
         self._work: Any = work  # torch's stubs of a release lack what others have
         self._ended = ended
+        self._own_time = own_time or OwnTime()
+        self._has_future = False  # its caller waits in C++
         self._waited = False
         self.waiting = False  # its owner is inside `wait`
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.waiting = True
         try:
-            done = self._work.wait(timeout) if timeout else self._work.wait()
+            with self._measured():
+                done = self._work.wait(timeout) if timeout else self._work.wait()
         finally:
             self._waited, self.waiting = True, False
         self._end()
         return done
+
+    def _measured(self) -> AbstractContextManager[None]:
+        """Return a context for a wait, which is no own time of this rank."""
+        is_short = self._has_future or self._work.is_completed()
+        return nullcontext() if is_short else self._own_time.wait()
 
     def _end(self) -> None:
         ended, self._ended = self._ended, None
@@ -86,6 +101,8 @@ class WaitedWork(dist.Work):
         self._work.synchronize()
 
     def get_future(self) -> Any:
+        self._has_future = True
+        self._own_time.future_taken()
         return self._work.get_future()
 
     def result(self) -> Any:
@@ -153,15 +170,17 @@ class SeverableWork(WaitedWork):
         work: dist.Work,
         is_live: Callable[[], bool],
         ended: Callable[[], None] | None = None,
+        own_time: OwnTime | None = None,
     ) -> None:
-        super().__init__(work, ended)
+        super().__init__(work, ended, own_time)
         self._is_live = is_live
         self.is_left = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if timeout:
             return super().wait(timeout)
-        self.is_left = not wait_unless_severed(self._work, self._is_live)
+        with self._measured():
+            self.is_left = not wait_unless_severed(self._work, self._is_live)
         if self.is_left:
             raise GroupError("an operation was cut in the middle of a message")
         self._end()
@@ -177,8 +196,13 @@ class AnySourceWork(WaitedWork):
     it, so that `give_up` can end the caller's wait. The thread ends with the operation's time-out;
     no data can arrive in its buffer, since the connections are cut."""
 
-    def __init__(self, work: dist.Work, ended: Callable[[], None] | None = None) -> None:
-        super().__init__(work, ended)
+    def __init__(
+        self,
+        work: dist.Work,
+        ended: Callable[[], None] | None = None,
+        own_time: OwnTime | None = None,
+    ) -> None:
+        super().__init__(work, ended, own_time)
         self._settled = threading.Event()
         self._error: BaseException | None = None
 
@@ -188,7 +212,8 @@ class AnySourceWork(WaitedWork):
             threading.Thread(target=self._wait, name="outlast-any-source", daemon=True).start()
         self.waiting = True
         try:
-            settled = self._settled.wait(timeout.total_seconds() if timeout else None)
+            with self._own_time.wait():
+                settled = self._settled.wait(timeout.total_seconds() if timeout else None)
         finally:
             self.waiting = False
         if not settled:

@@ -1,0 +1,1 @@
+"""Synthetic series, by which detectors are judged."""
