@@ -65,10 +65,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not 0 < getattr(self, name) <= LIMIT_MAX:  # nan is neither
+            if not 0 < (value := getattr(self, name)) <= LIMIT_MAX:  # nan is neither
                 raise ConfigError(
-                    f"limit {name} must be above zero and at most {LIMIT_MAX:g},"
-                    f" not {getattr(self, name)}"
+                    f"limit {name} must be above zero and at most {LIMIT_MAX:g}, not {value}"
                 )
         if self.hang_ceiling_s < self.hang_floor_s:
             raise ConfigError(
@@ -101,6 +100,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     shares_keepers: bool = False  # keepers of all hosts are reached by their doors
     on_unrepeatable: Literal["stop", "warn"] = "stop"
     nan: str = ""  # as nonfinite_rule.py reads it
+    may_shrink: bool = False  # the policy has that rung
     notice_signals: tuple[str, ...] = ()  # that are reported in place of ending the worker
     faults: tuple[str, ...]  # as controller/fault_spec.py reads them
     fault_seed: int

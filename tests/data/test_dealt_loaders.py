@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.data.dealt_kinds import DEALT, Maker, Numbers
+from tests.data.dealt_kinds import DEALT, Buckets, Items, Maker, Numbers
 from torch.utils.data import DataLoader
 
 from outlast import random_state
@@ -19,7 +19,7 @@ from outlast.checkpoint.format import codec
 from outlast.data.batch_source import open_source
 from outlast.data.counted_source import Codec, set_epoch
 from outlast.data.sampler_copies import chain_of, why_unequal
-from outlast.errors import UnsupportedError
+from outlast.errors import UnsupportedError, UsageError
 from outlast.testing.absent_ranks.simulated_data import SimGroups
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.rank_deal import RankDeal
@@ -225,3 +225,37 @@ def test_an_endless_stream_is_dealt() -> None:
             job.change(now)
         found += job.trained()
     assert sorted(found) == sorted({*found}) and {*range(60)} <= {*found}
+
+
+class TooLong(Buckets):
+    """Batch sampler whose length is one too many."""
+
+    def __len__(self) -> int:
+        return super().__len__() + 1
+
+
+def test_a_batch_that_does_not_exist_is_refused() -> None:
+    def make(rank: int) -> DataLoader[Any]:
+        return DataLoader(Items(30), batch_sampler=TooLong(30, 2, rank))  # pyright: ignore[reportArgumentType]
+
+    with pytest.raises(UsageError, match="where its length is more: batch"):
+        train(Job(make, 2), 1, [{1}])
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("buckets", "when the next epoch begins"), ("DataLoader", "")]
+)
+def test_orders_of_a_run_that_could_not_shrink_count_from_the_next_epoch(
+    kind: str, why: str
+) -> None:
+    """A checkpoint of a run with another policy has none; copies are not believed without."""
+    rank = OneRank(lambda rank: DEALT[kind](40, 2, rank, 2), 2, 0)
+    rank.deal.are_compared = False
+    assert rank.deal.order(0).replicas == 0
+    place = {"epoch": 0, "step": 3, "position": {"done": 3}}
+    assert not rank.deal.take_place(place, 10)
+    assert rank.deal.needs.endswith(why) and bool(rank.deal.needs) == bool(why)
+    rank.deal.are_compared = True
+    rank.source.start_epoch(1, None)
+    rank.deal.set_order(1, rank.deal.order(1), "")
+    assert not rank.deal.needs

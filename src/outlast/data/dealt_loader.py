@@ -29,7 +29,7 @@ from outlast.data.sampler_copies import (
 )
 from outlast.data.split_dataset import SplitDataset, SplitReader, find_batch, split_batches
 from outlast.data.stateful_source import is_torchdata
-from outlast.errors import CodecError
+from outlast.errors import CodecError, UsageError
 
 
 def why_not_dealt(loader: Any) -> str:
@@ -76,7 +76,10 @@ def _is_distributed(loader: Any) -> bool:
 
 
 class LoaderShares(ABC):
-    """Batches of all ranks of a loader."""
+    """Batches of all ranks of a loader. `is_certain`: they need not be compared between ranks that
+    run the same script."""
+
+    is_certain = False
 
     @property
     @abstractmethod
@@ -130,6 +133,8 @@ class IndexedShares(LoaderShares):
 
 class DistributedShares(IndexedShares):
     """Shares of torch's DistributedSampler, by the samples of its whole world."""
+
+    is_certain = True
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
@@ -214,7 +219,13 @@ class CopiedShares(IndexedShares):
 
     def load(self, row: int, rank: int) -> Any:
         """See LoaderShares.load."""
-        return self._load(self._of(rank)[row])
+        lists = self._of(rank)
+        if row >= len(lists):
+            raise UsageError(
+                f"the sampler gives {len(lists)} batches to its rank {rank} in epoch {self._epoch}"
+                f" where its length is more: batch {row} does not exist; correct its length"
+            )
+        return self._load(lists[row])
 
 
 class SplitShares(LoaderShares):

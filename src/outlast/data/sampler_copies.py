@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from itertools import islice
+from numbers import Integral
 from typing import Any
 
 import msgspec
@@ -84,7 +85,7 @@ def place_of(part: Any) -> tuple[str, int, int] | None:
     """Return the name of a part's rank, the number of replicas and the rank; None without them."""
     for replicas, rank in _PLACES:
         values = getattr(part, replicas, None), getattr(part, rank, None)
-        if all(isinstance(value, int) for value in values):
+        if all(isinstance(value, Integral) for value in values):
             return rank, int(values[0] or 0), int(values[1] or 0)
     return None
 

@@ -96,9 +96,8 @@ class WorkerProcess(WorkerPorts):
         specs = [fault_language.parse(text) for text in settings.faults] if settings else []
         self.faults = InjectedFaults(specs, (run_dir or Path()) / "faults", self.timeline, self)
         self.recovery = WorkerRecovery(self.status, self.groups, self.limits, self)
-        self.script = ScriptVariables(
-            self.identities, settings.on_unrepeatable if settings else "", self.note
-        )
+        on_unrepeatable = settings.on_unrepeatable if settings else ""
+        self.script = ScriptVariables(self.identities, on_unrepeatable, self.note)
         self.start_files = start_files.of_worker(self.note, self.limits.join_s)
         self.script.dry = self.start_files.dry
         self.phases = PhaseRunner(
@@ -142,6 +141,7 @@ class WorkerProcess(WorkerPorts):
             script=self.script,
             auditor=self.auditor,
         )
+        self.loop.ranks.are_compared = settings is not None and settings.may_shrink
         self.phases.idle_ranks = self.loop.idle_ranks
         self.phases.nonfinite.configure(settings, lambda: self.loop.batch)
 

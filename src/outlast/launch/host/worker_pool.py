@@ -212,6 +212,7 @@ class WorkerPool:
             shares_keepers=self.plan.node.total > 1 and self.plan.keeps_copies,
             on_unrepeatable=self.plan.on_unrepeatable,
             nan=self.plan.nan,
+            may_shrink=self.plan.policy.shrinks,
             notice_signals=self.plan.notices.signals,
             faults=self.plan.faults,
             fault_seed=self.plan.fault_seed,

@@ -28,6 +28,7 @@ class RankDeal:
         self._groups, self._note_once = groups, note_once
         self._needs = ""  # why no rank may leave
         self._unequal = ""  # why the ranks' batches of this epoch cannot be read by others
+        self.are_compared = True  # orders of ranks: some may leave
         self._order = ShareOrder()  # of this epoch, of a rank whose batches are as they were then
         self.drawn: int | None = None  # number of the newest batch; None: idle
         self.reads: int | None = None  # of the batch that is read for it; None: there is none
@@ -60,7 +61,9 @@ class RankDeal:
 
     def order(self, epoch: int) -> ShareOrder:
         """Return the order of this rank's batches in an epoch, which all ranks compare."""
-        return ShareOrder() if self._shares is None else self._shares.order(epoch)
+        if self._shares is None or not self.are_compared:
+            return ShareOrder()
+        return self._shares.order(epoch)
 
     def shortest(self, length: int | None, epoch: int) -> int | None:
         """Return the length of an epoch on this rank, or on an absent one whose is shorter."""
@@ -98,6 +101,8 @@ class RankDeal:
         self._agreed = None
         self._epoch, self._unequal = place.get("epoch", 0), place.get("unequal", "")
         self._order = ShareOrder(*place.get("order", ()))
+        if self._shares is not None and not self._shares.is_certain and not self._order.replicas:
+            self._unequal = _UNDEALT + "ranks compare their orders when the next epoch begins"
         self._newest = place["position"].get("done", 0), place["step"]
         self.drawn, self._deal = place.get("drawn"), None
         if place.get("deal"):
