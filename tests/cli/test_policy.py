@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outlast.cli.main import main
-from outlast.controller.recovery.recovery_policy import FAILURES
+from outlast.controller.recovery.recovery_policy import EXIT_CLASSES, FAILURES
 from outlast.launch.policies.policy_files import PRESETS, preset_text
 
 
@@ -35,7 +35,7 @@ def test_every_preset_is_listed_and_printed(capsys: pytest.CaptureFixture[str]) 
 
 def test_each_class_of_failure_has_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     found = answers(capsys)
-    assert {one["failure"] for one in found["answers"]} == set(FAILURES)
+    assert {one["failure"] for one in found["answers"]} == {*FAILURES, *EXIT_CLASSES.values()}
     assert all(one["reason"] and one["rule"] for one in found["answers"])
     killed = {"one": "replace", "no-spare": "respawn", "no-replica": "rollback", "all": "rollback"}
     assert rungs(found, "killed") == killed
@@ -50,7 +50,7 @@ def test_a_policy_and_the_spares_change_the_answers(capsys: pytest.CaptureFixtur
     assert rungs(answers(capsys, "--spares", "0"), "notice") == {"one": "stay"}
     assert main(["policy", "explain", "--policy", "cheapest"]) == 0
     text = capsys.readouterr().out
-    assert "budget: restart at most 2 times an hour" in text and "retry, replace" in text
+    assert "budget: restart at most 2 times an hour" in text and "respawn" in text
 
 
 def test_rungs_behind_the_deadline_are_passed(

@@ -48,7 +48,7 @@ from pathlib import Path
 # Out of memory, in parts, and kills by the kernel: 6 with tests, 950.
 # Stragglers: 8, 1,450.
 CEILINGS = {
-    "modules": 590,
+    "modules": 592,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -57,7 +57,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 130600,
+    "lines": 130800,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -9,6 +9,7 @@ from outlast.config import AUTO
 from outlast.controller.member_tables import NodePlacement
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.testing.absent_ranks.shrink_options import ShrinkOptions
+from outlast.testing.sentinels.simulated_pace import SlowRank
 
 FaultKind = Literal[
     "kill",
@@ -122,6 +123,7 @@ class FaultPlan(NamedTuple):
     links_end: bool = False  # ranks notice that two hosts do not reach each other
     takes_over: bool = False  # hosts share a store of terms, and take over from a lost controller
     shrinking: ShrinkOptions | None = None  # the run may go on with fewer ranks
+    slow: SlowRank | None = None
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names of the hosts."""
@@ -143,10 +145,7 @@ class FaultPlan(NamedTuple):
 
 
 def draw_plan(seed: int) -> FaultPlan:
-    """Draw the plan of a seed.
-
-    Most faults come after the first step, since a death before it ends the run.
-    """
+    """Draw the plan of a seed. Most faults come after the first step: a death before it ends it."""
     dice = random.Random(f"plan {seed}")
     world = dice.choice((2, 2, 3, 3, 4))
     spares = dice.choice((0, 1, 1, 2))

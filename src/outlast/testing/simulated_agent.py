@@ -356,7 +356,8 @@ class SimAgent(SimHost):
         if self.connected:
             self._renewals.append(self.line.now_s)
             beats = {w.name: (w.n, w.step, w.state, 0.0) for w in self.workers.values()}
-            self._say(messages.Renew(beats=beats))
+            own_times = {w.name: w.pace.take() for w in self.workers.values()}
+            self._say(messages.Renew(beats=beats, own_times=own_times))
 
     def end_processes(self) -> None:
         """End the workers of this host; its agent goes on."""

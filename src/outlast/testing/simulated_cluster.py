@@ -86,6 +86,7 @@ class SimCluster:
             respawns_max=plan.shrinking.respawns_max if plan.shrinking else 400,
             hang_floor_s=2,
             hang_ceiling_s=12,
+            straggler_wait_s=4,
         )
         self.story: deque[tuple[float, object]] = deque(maxlen=_STORY)
         self.segments: dict[int, list[inputs.AnyEntry]] = {}  # by term
@@ -96,6 +97,7 @@ class SimCluster:
         self.turns = 0
         self.end: inputs.EndRun | None = None
         self.struck = 0
+        self.slow_workers: set[str] = set()  # one, once the planned rank has become slow
         self.restarts = 0
         self.checks = RunChecks(self)
         self.faults = FaultInjector(self)

@@ -338,7 +338,7 @@ class SimWorker(DataProcess):
         if self.cluster.has_bug(self.seat, self.n + 1):
             self.trouble(Fault(kind="raised", detail="a bug", traceback="always"))
             return
-        self.work(0.1, 0.25, self.vote)
+        self.work(*self.begin_pace(), self.vote)
 
     def vote(self) -> None:
         """Vote on the phase under way, unless an answer to an audit is due."""
@@ -353,6 +353,7 @@ class SimWorker(DataProcess):
         if self.answered >= self.generation:
             return
         self.ledger.stands(self.name, self.seat, self.n, self.model, self.own)
+        self.pace.vote(self.line.now_s)
         self.state = "voting"
         self.busy = True
         self.ballot = mesh.vote(self)
@@ -385,6 +386,7 @@ class SimWorker(DataProcess):
         self.commit_data()
         self.ledger.completes(self.name, self.opened, self.n, self.model)
         self.completed += 1
+        self.pace.complete(self.line.now_s, self.opened, self.n)
         self.state = "idle"
         self.work(0.001, 0.05, self.tail)
         self.audit()

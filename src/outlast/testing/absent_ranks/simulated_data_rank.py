@@ -17,6 +17,7 @@ from outlast.testing.absent_ranks.rank_histories import (
     own_of,
     own_tail,
 )
+from outlast.testing.sentinels.simulated_pace import SimPace
 from outlast.testing.simulated_rebuild import PartnerProcess
 from outlast.transport import messages
 from outlast.transport.group_messages import GroupUse
@@ -29,8 +30,15 @@ if TYPE_CHECKING:
 class DataProcess(PartnerProcess):
     """A rank with a place in its data, which follows the ranks that leave and come back."""
 
+    def begin_pace(self) -> tuple[float, float]:
+        """Return the bounds of the length of an attempt that begins now."""
+        cluster = self.cluster
+        place = self.seat, self.n + 1, cluster.plan.slow
+        return self.pace.begin(self.line.now_s, *place, cluster.slow_workers, self.name)
+
     def begin_parts(self) -> None:
         """Initialize the state of all parts; there is no place in the data yet."""
+        self.pace = SimPace()
         self.begin_audits()
         self.begin_rebuilds()
         self.begin_partners()

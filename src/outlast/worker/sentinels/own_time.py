@@ -16,8 +16,7 @@ The cost is two readings of the clock for each wait, and one for each future.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from outlast.transport.worker_page import OwnTimeRecord, Page
 
@@ -51,14 +50,15 @@ class OwnTime:
 
     # --- waits ---
 
-    @contextmanager
-    def wait(self) -> Generator[None, None, None]:
+    def wait(self) -> OwnTime:
         """Return a context in which this rank waits for others."""
+        return self
+
+    def __enter__(self) -> None:
         self.begin_wait()
-        try:
-            yield
-        finally:
-            self.end_wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.end_wait()
 
     def begin_wait(self) -> None:
         """Record that this rank begins to wait for others."""
