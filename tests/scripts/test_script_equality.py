@@ -87,6 +87,7 @@ def test_a_script_is_equal_to_plain_torchrun_or_refused(
     assert wrong == [], "\n".join([f"with {faults}", *wrong, ended.output])
     incidents = summary_of(ended)["incidents"]
     assert bool(incidents) == bool(faults), f"{len(incidents)} incidents\n{ended.output}"
+    assert "corruption" not in str(summary_of(ended)["notes"]), ended.output
     record_property("holds", "equal")
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import msgspec
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from outlast.worker.auditor import VoteComparison, _ReplicaSet
+from outlast.transport import messages
+from outlast.worker.auditor import Auditor, VoteComparison, _ReplicaSet
 from outlast.worker.state.bit_flips import flip_bit
 from outlast.worker.state.protected_state import ProtectedState
 
@@ -60,6 +64,56 @@ def test_what_differs_by_design_is_left_out_on_all_ranks() -> None:
         votes.share(0)
         assert votes.taken is not None and "gradients" not in votes.taken.names()
         assert votes.has_equal_gradients
+
+
+class Owner:
+    """A worker whose votes are compared: its state, and what it has sent."""
+
+    def __init__(self, held: ProtectedState) -> None:
+        self.held, self.sent = held, list[object]()
+
+    def protected_state(self) -> ProtectedState:
+        return self.held
+
+    def try_send(self, body: object) -> None:
+        self.sent.append(body)
+
+    def report_trouble(self, error: BaseException) -> None:
+        raise error
+
+    def reach(self, where: str) -> None:
+        assert where in ("reduced", "committed")
+
+    def note(self, text: str) -> None:
+        raise AssertionError(text)
+
+
+def test_what_is_left_out_and_was_equal_is_known_in_the_next_generation() -> None:
+    status = SimpleNamespace(opened=1, is_open=True, n=0, step=0)
+    groups = SimpleNamespace(world=2, seat=0, gather_bytes=lambda mine: [mine, _other(mine)])
+    auditor = Auditor(status, groups, Owner(held()), every=100, patience_s=1.0)  # type: ignore[arg-type]
+    for status.opened in (1, 2):
+        assert auditor.before_vote(compares=True) == 0, "all of the state is audited behind it"
+        status.n, status.step = status.n + 1, status.step + 1
+        auditor.completed("step")
+        auditor.hear(messages.AuditAgreed(generation=status.opened, n=status.n))
+        share = auditor.before_vote(compares=True)
+        assert share != 0
+        if status.opened == 1:
+            assert auditor.dispute() == "replicas hold different bytes"
+            answer = messages.AuditAgreed(generation=1, n=1, again=1, without=("gradients",))
+            auditor.hear(answer)
+            auditor.before_vote(compares=True)
+        votes = auditor._votes
+        assert votes is not None and votes.without == {"gradients"}
+
+
+def _other(mine: bytes) -> bytes:
+    """Return what the other rank sends: another digest of the same window, its own rank."""
+    value = msgspec.msgpack.decode(mine)
+    if len(value) == 2:
+        return msgspec.msgpack.encode((value[0], b"another"))
+    return msgspec.msgpack.encode([1, *value[1:]])
 
 
 def test_state_is_covered_once_all_windows_were_equal() -> None:

@@ -207,7 +207,6 @@ class Auditor:
         status, protected = self._status, self._owner.protected_state()
         has_votes = self._every and self._groups.world > 1 and self._generation == status.opened
         if not (has_votes and protected.local.has_replicas):
-            self._votes = None
             return 0
         if self._votes is None or self._met != status.opened:
             self._meet(protected)

@@ -112,7 +112,7 @@ def test_gradients_that_never_were_equal_differ_by_design() -> None:
     for again in (1, 2):
         dispute(desk, 6, 1, kinds=GRADIENTS, again=again, equal=False)
     assert all(body.without == ("gradients",) for body in answers(desk, 2))
-    assert len(answers(desk, 2)) == 4 and not desk.killed()
+    assert len(answers(desk, 2)) == 4 and not desk.killed() and findings(desk) == []
     (note,) = [
         event for event in desk.emitted(events.Note, history=True) if "by design" in event.text
     ]

@@ -2,6 +2,7 @@
 
     what differs       `again`   verdict       then
     gradients alone    1         any           the phase is redone in place; a finding "transient"
+                                               if a majority had equal ones before
     gradients alone    2, ...    minority      lasting: its workers are replaced
     gradients alone    2, ...    no majority   the generation closes undecided
     gradients alone    2, ...    never equal   they differ by design: votes leave them out
@@ -49,16 +50,15 @@ def answer_dispute(turn: ControllerTurn, audit_round: AuditRound, verdict: Audit
         return True
     if not are_gradients(verdict):
         return False
-    ranks = ", ".join(map(str, verdict.minority + verdict.majority))
+    ranks = ", ".join(map(str, sorted(verdict.minority + verdict.majority)))
     if audit_round.again == 1:
-        if verdict.outcome == "minority":
+        if verdict.outcome == "minority" and audit_round.has_equal_gradients:
             record_strikes(turn, audit_round, verdict)
         else:
+            why = "no majority" if audit_round.has_equal_gradients else "were never all equal"
             turn.note(
                 f"ranks {ranks} had different gradients after reduction in step"
-                f" {audit_round.step + 1} ({_tensors(verdict)}), and no majority; the step is"
-                " redone",
-                level="warning",
+                f" {audit_round.step + 1} ({_tensors(verdict)}), and {why}; the step is redone"
             )
         _answer(turn, audit_round)
         return True
