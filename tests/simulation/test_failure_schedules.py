@@ -107,7 +107,10 @@ BREAKAGES = {
 }
 
 
-FIRST_SEEDS = {"a term forgets who was moved": 800}  # found by seed 977; others: from 0 on
+FIRST_SEEDS = {  # others: from 0 on
+    "a term forgets who was moved": 800,  # found by seed 977
+    "a term forgets what is out of use": 900,  # found by seed 1084
+}
 SLOW = ("a term forgets what is out of use", "no place is excused", "attempts are not counted")
 
 

@@ -172,7 +172,7 @@ class AuditJudge:
         self._reports: dict[tuple[int, int], dict[int, tuple[str, int]]] = {}
         self._again: dict[tuple[int, int], int] = {}
         self._suspects: set[str] = set()  # workers that have reported wrong bits
-        self._outvoted: set[str] = set()  # right ones, where most were wrong
+        self._newest = (0, 0)  # the round of the last report
 
     def reported(self, worker: AuditedProcess, body: messages.Audited, digest: int) -> None:
         """Record the digests that a rank has sent."""
@@ -181,12 +181,15 @@ class AuditJudge:
             self._again[key] = body.again
             self._reports[key] = {}
         self._reports.setdefault(key, {})[worker.seat] = worker.name, digest
+        self._newest = key
         if digest == WRONG_GRADIENT or digest in self._ledger.wrong:
             self._suspects.add(worker.name)
 
     def warned(self, event: events.Warned) -> None:
         """Check that a finding of corruption names a worker that has reported wrong bits."""
-        if event.check == CHECK and event.worker not in self._suspects | self._outvoted:
+        digests = [digest for _, digest in self._reports.get(self._newest, {}).values()]
+        are_most_right = _mode(digests) not in {WRONG_GRADIENT, *self._ledger.wrong}
+        if event.check == CHECK and event.worker not in self._suspects and are_most_right:
             self._ledger.fail(f"{event.worker} was right, and the finding is {event}")
 
     def compared(self, event: events.ReplicasCompared, origins: Mapping[int, int]) -> None:
@@ -208,8 +211,6 @@ class AuditJudge:
         if odd and decides and set(event.minority) != odd:
             ledger.fail(f"ranks {event.minority} were blamed after phase {event.n}, not {odd}")
         if odd:
-            if most in ledger.wrong or most == WRONG_GRADIENT:
-                self._outvoted.update(reports[seat][0] for seat in odd)
             wrong = odd if decides else set(reports)
             ledger.condemned.update(reports[seat][0] for seat in wrong)
             found = {model for _, model in reports.values()} & ledger.wrong.keys()
