@@ -18,6 +18,7 @@ FaultKind = Literal[
     "stall",
     "pause",
     "raise",
+    "nonfinite",
     "transport",
     "torn",
     "corrupt",
@@ -58,7 +59,7 @@ _ONCE_A_START = ("spawned", "hello", "seated", "ready", "connect", "meshed", "jo
 _ONCE_A_PHASE = ("attempt", "slot", "voted", "answered", "applying", "applied", "tail")
 _SPECIAL: dict[str, FaultKind] = {
     "attempt": "raise",
-    "slot": "raise",
+    "slot": "nonfinite",
     "applying": "torn",
     "receive": "corrupt",
 }

@@ -228,11 +228,10 @@ class SimProcess(ABC):
             self.stalled = True
         elif deed == "wait":
             self.waits_until_s = self.line.now_s + self.line.between(*WAIT_S)
-        elif deed in ("transport", "raise"):
-            if deed == "raise":
-                self.trouble(Fault(kind="raised", detail=f"at {name}", traceback="once"))
-            else:
-                self.trouble(Fault(kind="transport", detail=f"at {name}"))
+        elif deed == "raise":
+            self.trouble(Fault(kind="raised", detail=f"at {name}", traceback="once"))
+        elif deed in ("transport", "nonfinite"):
+            self.trouble(Fault(kind=deed, detail=f"at {name}"))
         elif deed == "torn" and self.state == "applying":
             self.tear()
         return deed
