@@ -29,6 +29,12 @@ def play(seed: int, policy: str = "elastic") -> SimOutcome:
     return SimCluster(seed, draw_shrink_plan(seed), read_policy(policy)).run()
 
 
+@pytest.mark.parametrize("seed", [777, 201_487])
+def test_a_start_may_find_a_newer_copy_than_the_one_before(seed: int) -> None:
+    """What the later start restores was trained, although the earlier one had taken it back."""
+    play(seed)
+
+
 def test_ranks_leave_although_there_is_room() -> None:
     assert sum(play(seed, "torchft-like").shrinks for seed in range(100)) > 40
 

@@ -96,6 +96,7 @@ class RankHistories:
         }
         self._known: dict[int, set[int]] = {seat: set() for seat in range(world)}
         self._shares: dict[int, dict[int, TrainedShare]] = {}  # by phase and rank
+        self._undone: dict[int, dict[int, TrainedShare]] = {}  # the newest ones that did not count
         self.absent: dict[int, frozenset[int]] = {}  # by generation
         self._kept: dict[int, dict[str, bytes]] = {}  # slots that absent ranks have left
         self.returns = 0  # ranks that have come back between two steps
@@ -139,7 +140,11 @@ class RankHistories:
             self._fail(f"ranks {sorted(absent)} are absent and have workers: {entry}")
         if len(absent) == self._world:
             self._fail(f"no rank is left in generation {entry.generation}")
+        self._undone |= {n: one for n, one in self._shares.items() if n > entry.n}
         self._shares = {n: one for n, one in self._shares.items() if n <= entry.n}
+        if entry.verdict == "start":  # from a newer copy than the start before it could read
+            again = {n: one for n, one in self._undone.items() if n <= entry.n}
+            self._shares = again | self._shares
         for seat in absent & self._kept.keys():
             if entry.slots.get(seat, {}) != self._kept[seat]:
                 self._fail(f"what rank {seat} has left was not kept: {entry}")
