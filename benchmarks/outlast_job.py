@@ -27,13 +27,14 @@ import outlast
 parser = argparse.ArgumentParser()
 add_flags(parser)
 parser.add_argument("--hot-spares", action="store_true")
+parser.add_argument("--second", type=int, default=1, help="place in the turns: 0 before the other")
 args = parser.parse_args()
 
 torch.set_num_threads(1)
 size = SIZES[args.size]
 session = outlast.init(hot_spares=args.hot_spares)
 device = device_of(args.device)
-ledger, baton = Ledger(args.folder), Baton(args.baton, 1, session.world_size)
+ledger, baton = Ledger(args.folder), Baton(args.baton, args.second, session.world_size)
 model = parallel_model(args.parallel, size, device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 data = Noise(size.context)
