@@ -49,10 +49,10 @@ def counted(out: Path) -> Counter[int]:
     ("kind", "workers"),
     [
         ("StatefulDistributedSampler", 2),
-        ("subclass", 0),
-        ("buckets", 0),
+        pytest.param("subclass", 0, marks=pytest.mark.extended),
+        pytest.param("buckets", 0, marks=pytest.mark.extended),
         ("splits", 2),
-        ("splits with a position", 1),
+        pytest.param("splits with a position", 1, marks=pytest.mark.extended),
     ],
 )
 def test_a_rank_leaves_and_comes_back(runner: Runner, kind: str, workers: int) -> None:
@@ -68,6 +68,7 @@ def test_a_rank_leaves_and_comes_back(runner: Runner, kind: str, workers: int) -
     must_be_replicas(ended.out)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("kind", "workers"), [("buckets", 1), ("splits with a position", 2)])
 def test_a_drain_without_a_rank_loses_nothing(runner: Runner, kind: str, workers: int) -> None:
     gate = runner.folder / "gate"

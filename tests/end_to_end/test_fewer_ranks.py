@@ -159,7 +159,7 @@ def trained_for_good(out: Path, resumed: int) -> Counter[tuple[int, ...]]:
     return Counter(ids for _, _, ids in batches)
 
 
-@pytest.mark.parametrize("lost", [2, 0])
+@pytest.mark.parametrize("lost", [2, pytest.param(0, marks=pytest.mark.extended)])
 def test_a_drain_without_a_rank_loses_nothing(runner: Runner, lost: int) -> None:
     """And a later start of all ranks trains each sample of the epoch once."""
     gate = runner.folder / "gate"
@@ -187,6 +187,7 @@ def _is_rollback(event: AnyEvent) -> bool:
     return isinstance(event, Decided) and event.rung == "rollback"
 
 
+@pytest.mark.extended
 def test_a_restart_from_a_copy_without_a_rank(runner: Runner) -> None:
     """All ranks are lost; the copy in memory has the part of the absent one, and of rank 0."""
     gate = runner.folder / "gate"
@@ -210,6 +211,7 @@ def test_a_restart_from_a_copy_without_a_rank(runner: Runner) -> None:
     must_be_replicas(runner.folder / "out")
 
 
+@pytest.mark.extended
 def test_a_restart_is_a_return_at_that_place(runner: Runner) -> None:
     """Start again from the checkpoint of the step behind which a rank has come back: the bits are
     those of the run in which it has. Without random numbers, since it has come back behind a draw

@@ -121,6 +121,7 @@ def test_a_run_whose_processes_all_get_a_stop_signal_saves_and_resumes(
     assert results(tmp_path) == undisturbed
 
 
+@pytest.mark.extended
 def test_a_run_whose_processes_all_get_a_save_signal_saves_and_goes_on(
     tmp_path: Path, undisturbed: list[Any]
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_rank_moves_between_two_steps(
     assert f"w1-4: built while the ranks wait for the move, {why}" in notes
 
 
+@pytest.mark.extended
 def test_a_spare_builds_its_model_before_a_move_while_the_ranks_train(tmp_path: Path) -> None:
     """A fresh spare, in place of one that was killed, is not ready when the notice comes."""
     script, job = Path(__file__).with_name("jobs") / "hot_job.py", ("--steps=400",)
@@ -135,9 +136,8 @@ def test_without_a_spare_the_run_saves_ends_before_the_deadline_and_resumes(
     same(outcome, undisturbed)
 
 
-@pytest.mark.parametrize(
-    "receiver", ["worker", pytest.param("launcher", marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("receiver", ["worker", "launcher"])
 def test_a_signal_to_one_process_of_a_host_is_a_notice(
     receiver: str, runner: Runner, undisturbed: Outcome, tmp_path: Path
 ) -> None:

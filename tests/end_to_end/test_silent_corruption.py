@@ -45,7 +45,11 @@ def test_a_flip_that_comes_again_in_the_redo_costs_the_worker_its_rank(
 
 @pytest.mark.parametrize(
     ("place", "tensor"),
-    [("committed", "model.*.4.weight"), ("vote", "*"), ("committed", "optimizer.*.exp_avg_sq")],
+    [
+        ("vote", "*"),
+        pytest.param("committed", "model.*.4.weight", marks=pytest.mark.extended),
+        pytest.param("committed", "optimizer.*.exp_avg_sq", marks=pytest.mark.extended),
+    ],
 )
 def test_wrong_state_is_found_at_the_next_vote_and_taken_from_the_majority(
     runner: Runner, undisturbed: Outcome, place: str, tensor: str

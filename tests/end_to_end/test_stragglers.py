@@ -49,6 +49,7 @@ def test_a_slow_rank_is_named_and_moves_when_that_pays(runner: Runner) -> None:
     assert "all ranks waited for a slow one" in outcome.explain()
 
 
+@pytest.mark.extended
 def test_larger_work_is_moved_once_and_then_left_alone(runner: Runner) -> None:
     """The new worker is as slow: the rank has more to do, and no machine is slow."""
     flags = ("--spares=2", "--limit=straggler_wait_s=1")
@@ -62,6 +63,7 @@ def test_larger_work_is_moved_once_and_then_left_alone(runner: Runner) -> None:
     assert findings(outcome)[-1].severity == "warn"
 
 
+@pytest.mark.extended
 def test_without_a_spare_it_stays_and_is_named(runner: Runner) -> None:
     flags = ("--limit=straggler_wait_s=1", SLOW)
     outcome = runner.run(*flags, job=("--steps=90",), script=JOB)

@@ -40,4 +40,4 @@ def test_presets_differ_where_they_should() -> None:
     def restarts(preset: str) -> int:
         return sum(run_seed(seed, read_policy(preset)).restarts for seed in range(60))
 
-    assert restarts("checkpoint-restart") > 2 * restarts("exact") > 0
+    assert restarts("checkpoint-restart") > 1.5 * restarts("exact") > 0

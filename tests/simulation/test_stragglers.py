@@ -53,6 +53,7 @@ def test_a_rank_with_more_work_moves_once() -> None:
     assert known >= SEEDS - 2
 
 
+@pytest.mark.extended
 def test_takeovers_meet_a_slow_rank() -> None:
     for seed in range(2 * SEEDS):
         timed = draw_takeover_plan(seed).timed
