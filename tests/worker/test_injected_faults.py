@@ -126,3 +126,14 @@ def test_a_rank_is_slow_from_a_step_on_in_one_worker_alone(tmp_path: Path) -> No
     for successor.step in range(5, 8):
         successor.faults.reach("forward")
     assert successor.slowed == []
+
+
+@pytest.mark.parametrize("cause", ["once", "device", "data"])
+def test_a_poisoned_gradient_has_left_its_marker(tmp_path: Path, cause: str) -> None:
+    """Else the launcher notes that the fault did not strike."""
+    spec = parse(f"nan:step=3,cause={cause}")
+    place = Place(tmp_path, spec)
+    place.step = 2
+    place.faults.reach("backward")
+    place.faults.reach("backward")
+    assert (tmp_path / spec.marker(0)).exists()

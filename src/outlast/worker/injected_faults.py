@@ -157,6 +157,7 @@ class InjectedFaults:
         """Return True for one worker per firing in the whole run; for a cause that stays, wherever
         it is."""
         if spec.cause == "data":
+            (self._markers / spec.marker(0)).touch()  # it has struck
             return True
         if spec.cause == "device":
             return self._is_device(self._markers / spec.marker(0))
