@@ -8,11 +8,13 @@ RUNS   ?= 30
 KILLS  ?= 200
 TIMES  ?= 10
 LOAD   ?= 4
+TESTERS ?= 3
 BENCH  ?=
 PYTEST ?=
 TORCH  ?=
 TORCH_SOURCE ?=
 
+# TESTERS: processes that run tests. Most of a test of processes is waiting.
 # TORCH_SOURCE=DIR: also torch's tests that lie in a checkout of PyTorch only.
 SOURCE := $(if $(TORCH_SOURCE),--torch-source $(TORCH_SOURCE))
 
@@ -97,17 +99,17 @@ types: $(READY)
 
 ifeq ($(TORCH),)
 test: check
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses=$(TESTERS) --dist=worksteal $(PYTEST)
 else
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(TORCH_TESTS) $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses=$(TESTERS) --dist=worksteal $(TORCH_TESTS) $(PYTEST)
 endif
 
 extended: $(READY)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'extended and not long and not cluster' $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses=$(TESTERS) --dist=worksteal -m 'extended and not long and not cluster' $(PYTEST)
 
 scripts: $(READY)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
+	$(BIN)/python -m pytest --numprocesses=$(TESTERS) --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
 
 # Hosts share one name space of networks on this machine: one process runs them. Tests of Slurm
 # and etcd are skipped, visibly, where these are not installed and cannot be.
@@ -125,7 +127,7 @@ cluster-scripts: $(READY)
 # Sphinx turns warnings into errors. Then each code block and each example is executed.
 docs: $(READY)
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m documentation \
+	$(BIN)/python -m pytest --numprocesses=$(TESTERS) --dist=worksteal -m documentation \
 	  tests/documentation tests/examples $(PYTEST)
 
 gpu: $(READY)

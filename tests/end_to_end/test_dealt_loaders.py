@@ -51,7 +51,7 @@ def counted(out: Path) -> Counter[int]:
         ("StatefulDistributedSampler", 2),
         pytest.param("subclass", 0, marks=pytest.mark.extended),
         pytest.param("buckets", 0, marks=pytest.mark.extended),
-        ("splits", 2),
+        pytest.param("splits", 2, marks=pytest.mark.extended),
         pytest.param("splits with a position", 1, marks=pytest.mark.extended),
     ],
 )

@@ -104,27 +104,24 @@ def test_a_rank_without_a_batch_has_none_in_any_phase(runner: Runner) -> None:
     assert idle, "no rank was idle, so that nothing was tested"
 
 
-def test_what_needs_all_ranks_does_not_shrink(runner: Runner) -> None:
-    for kind, why in (
-        ("gathers", "its phases call allgather"),
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        pytest.param("gathers", "its phases call allgather", marks=pytest.mark.extended),
         ("random", "RandomSampler"),
-        ("table", "each element comes from one rank (shrinking_job.py:"),
-    ):
-        process = runner.start(
-            "--policy=elastic",
-            ONE_RESPAWN,
-            *TWO_LOST,
-            job=(f"--kind={kind}",),
-            script=JOB,
-            name=kind,
-        )
-        assert process.wait(150) != EXIT_DONE
-        text = (runner.folder / f"{kind}.txt").read_text()
-        assert why in " ".join(text.split()), text[-4000:]
-        decisions = [
-            each for each in read_events(runner.folder / kind) if isinstance(each, Decided)
-        ]
-        assert all(not each.absent for each in decisions)
+        pytest.param(
+            "table",
+            "each element comes from one rank (shrinking_job.py:",
+            marks=pytest.mark.extended,
+        ),
+    ],
+)
+def test_what_needs_all_ranks_does_not_shrink(runner: Runner, kind: str, why: str) -> None:
+    flags = ("--policy=elastic", ONE_RESPAWN, *TWO_LOST)
+    ended = runner.end(runner.start(*flags, job=(f"--kind={kind}",), script=JOB))
+    assert ended.code != EXIT_DONE
+    assert why in " ".join(ended.output.split()), ended.output[-4000:]
+    assert not any(each.absent for each in ended.events if isinstance(each, Decided))
 
 
 def wait_until_absent(runner: Runner, *ranks: int, steps: int = 3) -> None:

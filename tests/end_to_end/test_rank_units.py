@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.end_to_end.conftest import Runner
 
 pytestmark = pytest.mark.process
+EXTENDED = pytest.mark.extended
 JOB = Path(__file__).parent / "jobs" / "units_job.py"
 EPOCHS, BATCH = 3, 2
 Step = dict[int, tuple[tuple[int, ...], float]]
@@ -98,8 +99,8 @@ def decisions(run_dir: Path) -> list[Decided]:
     ("kind", "clip", "policy", "faults"),
     [
         ("hsdp", 0.0, "torchft-like", "3"),
-        pytest.param("hsdp", 0.3, "elastic", "23", marks=pytest.mark.extended),
-        pytest.param("tensor", 0.0, "torchft-like", "2", marks=pytest.mark.extended),
+        pytest.param("hsdp", 0.3, "elastic", "23", marks=EXTENDED),
+        pytest.param("tensor", 0.0, "torchft-like", "2", marks=EXTENDED),
     ],
 )
 def test_a_replica_leaves_and_comes_back(
@@ -177,8 +178,8 @@ def test_the_replicas_with_most_losses_leave(tmp_path: Path) -> None:
     ("kind", "killed", "why"),
     [
         ("counts", (2, 3), "SUM of whole numbers"),
-        ("root", (2, 3), "rank 2 is the root of a collective"),
-        ("hsdp", (1, 3), "a rank of each replica is lost"),
+        pytest.param("root", (2, 3), "rank 2 is the root of a collective", marks=EXTENDED),
+        pytest.param("hsdp", (1, 3), "a rank of each replica is lost", marks=EXTENDED),
     ],
 )
 def test_what_needs_all_replicas_is_refused(

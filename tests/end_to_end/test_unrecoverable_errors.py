@@ -22,7 +22,7 @@ BUGS = {
 OF_TWO = {"model", "exit early", "crash at the end"}  # what one rank does and the other does not
 
 
-QUICK = {"import", "model", "collective outside"}
+QUICK = {"model"}
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from outlast.controller import deadlines, inputs
-from outlast.controller.controller_state import ControllerTurn
+from outlast.controller.controller_state import ControllerState, ControllerTurn
 from outlast.controller.planned_migration import SCHEDULER
-from outlast.controller.state_machine import handle
+from outlast.controller.state_machine import apply_all, handle
 from outlast.testing.fault_plan import DRAINS, NOTICES, ROLL
 from outlast.testing.simulated_faults import OPERATOR
 from outlast.testing.simulated_process import NS
@@ -42,7 +42,7 @@ class SimController:
     def __init__(self, cluster: SimCluster, term: int, host: SimAgent | None) -> None:
         self.cluster, self.term, self.host = cluster, term, host
         self.line, self.ledger = cluster.timeline, cluster.ledger
-        self.state = cluster.first_state
+        self.state = cluster.first_state.copy()
         self.segment: list[inputs.AnyEntry] = []
         self.alive = True
         self.stop_in = -1  # messages until it is stopped
@@ -168,17 +168,12 @@ class SimController:
         if cluster.turns > TURNS_MAX:
             self.ledger.fail(f"no end after {TURNS_MAX} turns of the controller")
         cluster.story.append((self.line.now_s, event))
-        before = self.state
-        pure = cluster.turns % _PURITY_EVERY == 0
-        encoded = msgspec.msgpack.encode(before) if pure else b""
-        self.state, actions = handle(before, event)
-        if pure:
-            if msgspec.msgpack.encode(before) != encoded:
-                self.ledger.fail("handle changed the state that it was given")
-            if handle(before, event)[1] != actions:
-                self.ledger.fail("handle returned two results for the same input")
+        if cluster.turns % _PURITY_EVERY == 0:
+            self.state, actions = self._handle_purely(event)
             if self._sleeps_too_long():
                 self.ledger.fail("a deadline is before the next wake-up")
+        else:
+            actions = apply_all(self.state, (event,))
         self.ledger.state(self.state)
         crash_after = -1
         if cluster.crash_in >= 0:
@@ -192,6 +187,17 @@ class SimController:
             self._execute(action)
         if crash_after >= 0 and cluster.end is None:
             self.cluster.crash(self)
+
+    def _handle_purely(self, event: inputs.Input) -> tuple[ControllerState, list[inputs.Action]]:
+        """Handle an input twice from one state, and check that both turns are equal."""
+        before = self.state
+        encoded = msgspec.msgpack.encode(before)
+        after, actions = handle(before, event)
+        if msgspec.msgpack.encode(before) != encoded:
+            self.ledger.fail("handle changed the state that it was given")
+        if handle(before, event)[1] != actions:
+            self.ledger.fail("handle returned two results for the same input")
+        return after, actions
 
     def _waited_s(self) -> float:
         """Return for how long orders have waited for the store; 0 for less than EXCUSED_S."""

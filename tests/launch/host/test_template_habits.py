@@ -82,7 +82,7 @@ LATE_VARIABLE_OF_NOBODY = LATE_VARIABLE.replace("TORCHDYNAMO_VERBOSE", "MINE")
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (NUMPY_THEN_VARIABLE, "changed OMP_NUM_THREADS"),
+        pytest.param(NUMPY_THEN_VARIABLE, "changed OMP_NUM_THREADS", marks=EXTENDED),
         pytest.param(
             LOGGING_BEFORE.replace("EXISTING", "True"), "changed the logger", marks=EXTENDED
         ),

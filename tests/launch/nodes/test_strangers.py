@@ -77,7 +77,13 @@ def line(flooder: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"], ids=["elsewhere", "same address"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("127.0.0.2", id="elsewhere", marks=pytest.mark.extended),
+        pytest.param("127.0.0.1", id="same address"),
+    ],
+)
 @in_a_loop
 async def test_a_node_gets_in_during_a_flood(tmp_path: Path, source: str) -> None:
     hall = Hall(tmp_path, 3)
