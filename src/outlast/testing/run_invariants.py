@@ -15,7 +15,6 @@ from outlast.controller.controller_state import ControllerState
 from outlast.controller.planned_migration import UNLIMITED
 from outlast.controller.recovery.recovery_policy import DEFAULT
 from outlast.errors import InvariantError
-from outlast.events import Fault
 from outlast.telemetry.committed_history import CommittedPhase
 from outlast.testing.absent_ranks.rank_histories import (
     RankHistories,
@@ -221,17 +220,17 @@ class RunInvariants:
             self._committed = max(self._committed, n)
 
 
-def _is_scarce(plan: FaultPlan, ledger: RunInvariants, cause: Fault) -> bool:
+def _is_scarce(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> bool:
     """Return whether a run ended for lack of workers, and its ranks could not have left: they may
-    not, have not completed a phase, or all were lost."""
+    not, all were lost, or those that were not have not completed a phase."""
     options = plan.shrinking
     if options is None:
         return False
     may_leave = options.root < 0 and not options.needs_all and plan.shard_sets == 1
-    if "had room" in cause.detail:
+    if end.cause is not None and "had room" in end.cause.detail:
         return ledger.is_start or not may_leave
     few = options.respawns_max < RESPAWNS_AMPLE
-    return few and not (may_leave and ledger.history)
+    return few and not (may_leave and end.n)
 
 
 def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> None:
@@ -256,7 +255,7 @@ def check_ending(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> 
         return
     if end.cause.kind == "diverged" and plan.flips:
         return  # no majority, and no copy from before
-    if _is_scarce(plan, ledger, end.cause):
+    if _is_scarce(plan, ledger, end):
         return
     if end.cause.kind == "storage" and plan.policy.stop and plan.fails:
         return  # a save failed, and the policy is to stop
