@@ -1,90 +1,105 @@
-"""What all sentinels together cost a healthy step: the same job with and without them, in turns.
+"""What all sentinels together cost a healthy step: blocks of steps with and without them, in turn.
 
-The physical limit of the comparisons is one pass over the gradients (they must be read to be
-judged), which is printed beside the ratio.
+Both kinds of blocks are of one run, beside the same load. Processor time is that of all threads of
+a rank, and counts on a machine with other work to do; time on the wall means something where each
+rank has a processor. The physical limit of the comparisons is one pass over the gradients (they
+must be read to be judged), which is printed beside the ratios.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
-from harness import OUTLAST, Place, Spread, bootstrap_ratio, load, median, spread, table
-from overhead import VARIANTS, Run, Variant, measured
+from harness import OUTLAST, Place, Spread, bootstrap_ratio, job, load, median, spread, table
 from workload import SIZES, Transformer
 
-WITHOUT = ("--nan=off", "--audit-every=0")
-PATIENT = "--limit=hang_floor_s=120"  # each waits for the other's turn
-NAME, BAR = "ddp 100ms", 1.01
-TURNS = 20
+SIZE, BAR = "100ms", 1.01
+BLOCK, PAIRS = 5, 30  # steps of a block; pairs of a repeat
+RANKS = (2,)
 
 
-def side_by_side(variant: Variant, turns: int) -> tuple[Run, Run]:
-    """Run the job without and with sentinels, taking turns of a few steps."""
-    place = Place()
-    with tempfile.NamedTemporaryFile() as baton, ThreadPoolExecutor(2) as pool:
-        baton.write(bytes(2 * place.ranks))
-        baton.flush()
-        flags = (
-            *("--steps", turns * variant.block, "--block", variant.block, "--small", 100),
-            *("--parallel", variant.parallel, "--size", variant.size, "--baton", baton.name),
-        )
-        bare, full = (
-            pool.submit(
-                measured,
-                (*place.argv(OUTLAST), PATIENT, *switched),
-                "outlast_job.py",
-                variant,
-                (*flags, "--second", second),
-            )
-            for second, switched in enumerate((WITHOUT, ()))
-        )
-        return bare.result(), full.result()
+class Pair(NamedTuple):
+    """A block without sentinels, and the one with them behind it, in seconds a step."""
+
+    off_cpu_s: float
+    on_cpu_s: float
+    off_wall_s: float
+    on_wall_s: float
 
 
-def pass_s(variant: Variant) -> Spread:
-    """Return the seconds of one pass over the gradients of the variant's model."""
+def measured(ranks: int) -> list[Pair]:
+    """Run one job; return its pairs, each the mean of all ranks, without the first one."""
+    flags = ("--steps", 2 * PAIRS * BLOCK + 2 * BLOCK + 1, "--block", BLOCK, "--size", SIZE)
+    with job(Place(ranks=ranks).argv(OUTLAST), "sentinel_job.py", *flags) as done:
+        files = [done.folder / f"blocks-{rank}.json" for rank in range(ranks)]
+        blocks = [json.loads(path.read_text()) for path in files]
+    means = [
+        (one[0][0], sum(each[1] for each in one) / ranks, sum(each[2] for each in one) / ranks)
+        for one in zip(*blocks, strict=True)
+    ]
+    return [
+        Pair(*(each / BLOCK for each in (off[1], on[1], off[2], on[2])))
+        for off, on in list(pairwise(means))[2:]
+        if on[0]
+    ]
+
+
+def pass_s() -> Spread:
+    """Return the seconds of one pass over the gradients of the model."""
     torch.set_num_threads(1)
-    size = SIZES[variant.size]
+    size = SIZES[SIZE]
     model = Transformer(size.width, size.layers)
     gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
     times = []
     for _ in range(20):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         for gradient in gradients:
             gradient.sum()
-        times.append(time.perf_counter() - begun)
+        times.append(time.thread_time() - begun)
     return spread(times)
 
 
 def measure(repeats: int) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """Return figures and bars."""
-    variant = next(each for each in VARIANTS if each.name == NAME)
-    bare: list[list[float]] = []
-    full: list[list[float]] = []
-    for turn in range(repeats):
-        one, other = side_by_side(variant, TURNS)
-        bare.append(one.turns_s)
-        full.append(other.turns_s)
-        sys.stderr.write(f"{turn + 1}/{repeats}\n")
-    steps = [[each for run in runs for each in run] for runs in (bare, full)]
-    ratio, once = bootstrap_ratio(*steps), pass_s(variant)
-    step_s = median(steps[0])
-    table(
-        ("undisturbed, 4 ranks", "without ms", "with ms", "ratio (95 %)", "one pass, %"),
-        [
+    figures: dict[str, Any] = {"load": load()}
+    bars: dict[str, tuple[float, float]] = {}
+    rows = []
+    for ranks in RANKS:
+        pairs: list[Pair] = []
+        for turn in range(repeats):
+            pairs += measured(ranks)
+            sys.stderr.write(f"{ranks} ranks: {turn + 1}/{repeats}\n")
+        cpu = bootstrap_ratio([p.off_cpu_s for p in pairs], [p.on_cpu_s for p in pairs])
+        wall = bootstrap_ratio([p.off_wall_s for p in pairs], [p.on_wall_s for p in pairs])
+        added = spread([p.on_cpu_s - p.off_cpu_s for p in pairs])
+        step_s = median([p.off_cpu_s for p in pairs])
+        rows.append(
             (
-                NAME,
-                f"{1e3 * step_s:.2f}",
-                f"{1e3 * median(steps[1]):.2f}",
-                f"{ratio.median:.4f} ({ratio.low:.4f} to {ratio.high:.4f})",
-                f"{100 * once.median / step_s:.2f}",
+                f"{ranks}",
+                f"{1e3 * step_s:.1f}",
+                f"{1e3 * added.median:.2f} ({1e3 * added.low:.2f} to {1e3 * added.high:.2f})",
+                *(f"{r.median:.4f} ({r.low:.4f} to {r.high:.4f})" for r in (cpu, wall)),
+                f"{1e3 * median([p.off_wall_s for p in pairs]):.1f}",
             )
-        ],
+        )
+        figures[f"{ranks} ranks"] = {"cpu": cpu, "wall": wall, "added_s": added, "step_s": step_s}
+        bars[f"all sentinels, processor time of a step, {ranks} ranks"] = (cpu.median, BAR)
+        figures["load"] = max(figures["load"], load())
+    once = pass_s()
+    figures["pass_s"] = once
+    head = (
+        "ranks",
+        "processor ms",
+        "added ms",
+        "ratio, processor (95 %)",
+        "ratio, wall",
+        "wall ms",
     )
-    figures = {"step_s": step_s, "ratio": ratio, "pass_s": once, "load": load()}
-    return figures, {"all sentinels, ratio of a step": (ratio.median, BAR)}
+    table(head, rows)
+    print(f"one pass over the gradients: {1e3 * once.median:.2f} ms; load {figures['load']:.1f}")
+    return figures, bars

@@ -119,7 +119,8 @@ def test_a_scaler_and_a_careful_optimizer_handle_it_by_themselves(pair: Runner) 
     assert scaled.ranks[0]["skips"] >= 1
     own = pair.end(pair.start(script=JOB, job=("--own-step", "--bad=19"), name="own"), "own")
     assert own.code == 0, own.output
-    assert "the optimizer has a step of its own" in " ".join(own.output.split())
+    noted = " ".join(own.output.replace("│", " ").split())
+    assert "the optimizer has a step of its own" in noted
 
 
 @pytest.mark.extended
@@ -129,3 +130,39 @@ def test_stop_and_off(pair: Runner) -> None:
     assert "nothing was tried (--nan stop)" in " ".join(stopped.output.split())
     off = pair.end(pair.start("--nan=off", script=JOB, job=("--bad=19",), name="off"), "off")
     assert off.code == 0 and not findings(off)
+
+
+def test_weights_that_a_phase_with_undo_leaves_are_looked_at(pair: Runner) -> None:
+    """The second of two steps in a phase would apply it; all of the phase is undone."""
+    clean = pair.end(pair.start(script=JOB, job=("--undo",), name="undo"), "undo")
+    assert clean.code == 0 and not findings(clean), clean.output
+    cured = pair.run("--fault=nan:rank=1,step=5", script=JOB, job=("--undo",))
+    assert cured.code == 0, cured.output
+    assert cured.ranks == clean.ranks
+    assert findings(cured) == [("warn", "w1-1")]
+    (one,) = of_kind(cured, events.Warned)
+    assert "step 5: the parameter model.module.0.weight" in one.detail
+
+
+@pytest.mark.extended
+def test_a_phase_with_undo_is_skipped_as_a_whole(pair: Runner) -> None:
+    outcome = pair.run("--nan=skip:1", script=JOB, job=("--undo", "--bad=3,19", "--steps=4"))
+    assert outcome.code == 0, outcome.output
+    assert "batches skipped: 2, of steps 1, 3" in outcome.output
+    assert outcome.ranks[0]["weights"] == outcome.ranks[1]["weights"]
+    first, second, third, last = outcome.ranks[0]["norms"]
+    assert second == third and len({first, second, last}) == 3
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("fault", ["", ",cause=device", ",phase=forward"])
+def test_frozen_layers_and_a_loss_that_is_reported_in_the_phase(pair: Runner, fault: str) -> None:
+    job = ("--frozen", "--inside")
+    clean = pair.end(pair.start(script=JOB, job=job, name="clean"), "clean")
+    assert clean.code == 0, clean.output
+    outcome = pair.run("--spares=1", f"--fault=nan:rank=1,step=5{fault}", script=JOB, job=job)
+    assert outcome.code == 0, outcome.output
+    assert outcome.ranks == clean.ranks
+    assert [severity for severity, _ in findings(outcome)] == [
+        "drain" if "device" in fault else "warn"
+    ]

@@ -108,6 +108,26 @@ def test_what_is_left_out_and_was_equal_is_known_in_the_next_generation() -> Non
         assert votes is not None and votes.without == {"gradients"}
 
 
+def test_replicas_share_a_pass_once_their_gradients_were_equal() -> None:
+    status = SimpleNamespace(opened=1, is_open=True, n=0, step=0)
+    groups = SimpleNamespace(world=2, seat=0, gather_bytes=lambda mine: [mine, _other(mine)])
+    auditor = Auditor(status, groups, Owner(held()), every=100, patience_s=1.0)  # type: ignore[arg-type]
+    assert auditor.equal_gradients() == (0, 1)
+    for _ in range(2):
+        assert auditor.equal_gradients() == (0, 1), "not compared yet"
+        auditor.before_vote(compares=True)
+        status.n, status.step = status.n + 1, status.step + 1
+        auditor.completed("step")
+        auditor.hear(messages.AuditAgreed(generation=1, n=status.n))
+    assert auditor.equal_gradients() == (0, 2)
+    status.opened = 2
+    assert auditor.equal_gradients() == (0, 1), "of another generation"
+    status.opened = 1
+    assert auditor._votes is not None
+    auditor._votes.without.add("gradients")
+    assert auditor.equal_gradients() == (0, 1)
+
+
 def _other(mine: bytes) -> bytes:
     """Return what the other rank sends: another digest of the same window, its own rank."""
     value = msgspec.msgpack.decode(mine)

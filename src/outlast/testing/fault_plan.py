@@ -9,7 +9,7 @@ from outlast.config import AUTO
 from outlast.controller.member_tables import NodePlacement
 from outlast.controller.save_schedule.save_tiers import SavePolicy
 from outlast.testing.absent_ranks.shrink_options import ShrinkOptions
-from outlast.testing.sentinels.simulated_pace import SlowRank
+from outlast.testing.sentinels.simulated_pace import OddPace, SlowRank
 
 FaultKind = Literal[
     "kill",
@@ -125,6 +125,7 @@ class FaultPlan(NamedTuple):
     takes_over: bool = False  # hosts share a store of terms, and take over from a lost controller
     shrinking: ShrinkOptions | None = None  # the run may go on with fewer ranks
     slow: SlowRank | None = None
+    pace: OddPace | None = None  # of a run in which nothing fails, and votes compare
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names of the hosts."""

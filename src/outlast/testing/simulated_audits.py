@@ -278,7 +278,8 @@ class AuditedProcess(SimProcess):
 
     def compares(self) -> bool:
         """Return whether the votes of this generation compare windows of the state."""
-        return bool(self.cluster.plan.flips) and self._audited == self.opened > 0
+        plan = self.cluster.plan
+        return bool(plan.flips or plan.pace) and self._audited == self.opened > 0
 
     def _window(self, n: int) -> int:
         return n % self.cluster.plan.windows

@@ -23,6 +23,7 @@ class RunChecks:
         self._cluster = cluster
         self._plan, self._ledger = cluster.plan, cluster.ledger
         self.shrinks = 0  # decisions that let ranks leave
+        self._warned: list[events.Warned] = []
 
     def announced(self, controller: SimController, body: messages.AnyBody) -> None:
         """Check a message that the controller wants to send."""
@@ -57,6 +58,7 @@ class RunChecks:
         elif isinstance(event, events.ReplicasCompared):
             cluster.audits.compared(event, controller.state.audit.origins)
         elif isinstance(event, events.Warned):
+            self._warned.append(event)
             cluster.audits.warned(event)
         elif isinstance(event, events.Noticed) and event.fault.kind == "controller_lost":
             self._took_over(controller.state, event)
@@ -136,6 +138,18 @@ class RunChecks:
                 f"{self._cluster.restarts} restarts and {self._ledger.decided} generations of a run"
                 " in which nothing failed"
             )
+
+    def undisturbed(self, outcome: str) -> None:
+        """Check that no sentinel has found, moved or ended anything in a run without failures."""
+        moves = [key for state in self._states() for key in state.findings.moves]
+        if outcome != "done" or self._ledger.decided > 1 or moves or self._warned:
+            self._ledger.fail(
+                f"a run in which nothing failed ended as {outcome} in generation"
+                f" {self._ledger.decided}, with moves {moves} and findings {self._warned}"
+            )
+
+    def _states(self) -> list[ControllerState]:
+        return [controller.state for controller in self._cluster.controllers.values()]
 
     def _news_may_be_lost(self) -> bool:
         return (

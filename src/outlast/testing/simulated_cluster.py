@@ -141,6 +141,8 @@ class SimCluster:
         self.ledger.histories.check()
         if self.plan.waits:
             self.checks.calm()
+        if self.plan.pace:
+            self.checks.undisturbed(self.end.outcome)
         return SimOutcome(
             seed=self.seed,
             outcome=self.end.outcome,

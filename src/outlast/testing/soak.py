@@ -13,6 +13,7 @@ from collections import Counter
 from outlast.testing.absent_ranks.shrink_plans import draw_shrink_plan
 from outlast.testing.fault_plan import FaultPlan, draw_join_plan, draw_plan, draw_takeover_plan
 from outlast.testing.run_invariants import SimFailure
+from outlast.testing.sentinels.undisturbed_plans import draw_undisturbed_plan
 from outlast.testing.simulated_cluster import SimCluster
 
 _EVERY_S = 5.0
@@ -56,10 +57,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--shrinks", action="store_true", help="runs that go on with fewer ranks, on scarce hosts"
     )
+    parser.add_argument(
+        "--undisturbed", action="store_true", help="nothing fails, and no sentinel may act"
+    )
     arguments = parser.parse_args(argv)
     draw = draw_takeover_plan if arguments.takeovers else draw_plan
     draw = draw_join_plan if arguments.joins else draw
     draw = draw_shrink_plan if arguments.shrinks else draw
+    draw = draw_undisturbed_plan if arguments.undisturbed else draw
     outcomes: Counter[str] = Counter()
     started_s = said_s = time.monotonic()
     turns = struck = shrinks = returns = restores = 0
@@ -71,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
             smaller, found = shrink(seed, plan, failure)
             kind = " --joins" * arguments.joins or " --takeovers" * arguments.takeovers
             kind = " --shrinks" if arguments.shrinks else kind
+            kind = " --undisturbed" if arguments.undisturbed else kind
             again = f"--seeds 1 --first {seed}{kind}"
             sys.stdout.write(
                 f"{found}\n\nseed {seed} failed: {str(failure).splitlines()[0]}\nagain with:"

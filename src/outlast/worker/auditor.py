@@ -37,7 +37,7 @@ from outlast.worker.state.audited_state import (
     digest_names,
     replica_set,
 )
-from outlast.worker.state.compared_windows import ComparedWindows, WindowDigests
+from outlast.worker.state.compared_windows import GRADIENTS, ComparedWindows, WindowDigests
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_status import WorkerStatus
 
@@ -87,6 +87,7 @@ class VoteComparison:
         ranks = [each.rank for each in sets if each.replica_set == mine.replica_set]
         factor = xxhash.xxh3_64_intdigest(mine.replica_set) | 1  # else two sets might cancel out
         self.weight = factor * (1 if rank != ranks[-1] else 1 - len(ranks))
+        self.place = ranks.index(rank), len(ranks)  # among its replicas
         self.without = {kind for each in sets for kind in each.without}
         self.has_equal_gradients = any(each.has_equal_gradients for each in sets)
         self.taken: WindowDigests | None = None
@@ -134,7 +135,7 @@ class Auditor:
         patience_s: float,
     ) -> None:
         self._status, self._groups, self._owner = status, groups, owner
-        self._every, self._patience_s = every, patience_s
+        self.every, self._patience_s = every, patience_s
         self._generation = 0  # newest one with an audited first step
         self._whole_n = -1  # the newest phase after which all of the state was reported
         self._is_behind_loop = False
@@ -164,7 +165,7 @@ class Auditor:
         if self._generation != status.opened:
             self._generation = status.opened
             self._report(WHOLE)
-        elif self._every and status.step % self._every == 0:
+        elif self.every and status.step % self.every == 0:
             self._report(REST)
 
     def loop_ended(self, stands: bool) -> None:
@@ -203,9 +204,18 @@ class Auditor:
             self._owner.report_trouble(GroupError(detail))
         return self._share() if compares else 0
 
+    def equal_gradients(self) -> tuple[int, int]:
+        """Return this rank's place among the replicas whose gradients this vote compares and
+        earlier ones have found equal, and their number; (0, 1) where none are known to be."""
+        votes, status = self._votes, self._status
+        is_current = votes is not None and self._met == status.opened == self._generation
+        if not (votes and is_current and votes.has_equal_gradients and votes.weight):
+            return 0, 1
+        return (0, 1) if GRADIENTS in votes.without else votes.place
+
     def _share(self) -> int:
         status, protected = self._status, self._owner.protected_state()
-        has_votes = self._every and self._groups.world > 1 and self._generation == status.opened
+        has_votes = self.every and self._groups.world > 1 and self._generation == status.opened
         if not (has_votes and protected.local.has_replicas):
             return 0
         if self._votes is None or self._met != status.opened:
@@ -224,7 +234,7 @@ class Auditor:
         )
         answers = self._groups.gather_bytes(msgspec.msgpack.encode(mine))
         sets = [msgspec.msgpack.decode(each, type=_ReplicaSet) for each in answers]
-        self._votes = VoteComparison(protected, self._every, sets, rank)
+        self._votes = VoteComparison(protected, self.every, sets, rank)
         self._met = self._status.opened
 
     def dispute(self) -> str:

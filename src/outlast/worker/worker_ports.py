@@ -184,6 +184,7 @@ class WorkerPorts:
         """Let phases call the parts that act before their votes, in disputes and at their ends."""
         runner, auditor = self.phases, self.auditor
         runner.before_vote, runner.on_dispute = auditor.before_vote, auditor.dispute
+        runner.nonfinite.share = auditor.equal_gradients
         runner.on_complete = self._phase_completed
 
     def _phase_completed(self, kind: str) -> None:

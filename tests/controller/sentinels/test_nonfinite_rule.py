@@ -125,3 +125,14 @@ def test_the_flag() -> None:
     assert parse_nan("") == NanPolicy(is_default=True)
     assert parse_nan("skip:3").skips_max == 3
     assert not parse_nan("off").watches and not parse_nan("stop").reruns
+
+
+def test_of_several_steps_in_a_phase_the_first_bad_contribution_counts() -> None:
+    """The step spoils the weights of all ranks, and so their next contributions."""
+    words = {
+        0: NonFiniteWord(found="parameter w", is_own=True, backward=1),
+        1: NonFiniteWord(found="parameter w", is_own=True, backward=0),
+    }
+    decision = decide(words, NanPolicy())
+    assert decision is not None and decision.culprits == (1,)
+    assert "rank 1 brought it" in decision.detail

@@ -20,6 +20,9 @@ parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--bad", default="", help="indices of samples with a NaN, as 3,17")
 parser.add_argument("--scaler", action="store_true")
 parser.add_argument("--own-step", action="store_true", help="an optimizer with a step of its own")
+parser.add_argument("--undo", action="store_true", help="two steps in each phase, with undo")
+parser.add_argument("--frozen", action="store_true", help="the first layer is not trained")
+parser.add_argument("--inside", action="store_true", help="report the loss in the phase")
 args = parser.parse_args()
 BAD = {int(one) for one in args.bad.split(",") if one}
 
@@ -50,9 +53,10 @@ class Careful(torch.optim.SGD):
 
 session = outlast.init()
 torch.manual_seed(0)
-model = nn.parallel.DistributedDataParallel(
-    nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 4))
-)
+layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 4))
+if args.frozen:
+    layers[0].requires_grad_(False)
+model = nn.parallel.DistributedDataParallel(layers)
 torch.manual_seed(100 + session.rank)
 kind = Careful if args.own_step else torch.optim.AdamW
 optimizer = kind(model.parameters(), lr=1e-2)
@@ -71,6 +75,8 @@ def train_step(batch: list[torch.Tensor]) -> float:
     index, x = batch
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), index % 4)
+    if args.inside:
+        session.report(loss=loss)
     scaler.scale(50 * loss if args.scaler else loss).backward()  # 50 times the scale is infinite
     scaler.step(optimizer)
     scale = scaler.get_scale()
@@ -80,9 +86,16 @@ def train_step(batch: list[torch.Tensor]) -> float:
     return loss.item()
 
 
+def train_twice(batch: list[torch.Tensor]) -> float:
+    train_step(batch)
+    return train_step(batch)
+
+
 for batch in session.batches(loader, until=args.steps):
-    losses.append(session.run(train_step, batch))
-    session.report(loss=losses[-1])
+    run = session.run_with_undo if args.undo else session.run
+    losses.append(run(train_twice if args.undo else train_step, batch))
+    if not args.inside:
+        session.report(loss=losses[-1])
     norms.append(sum(float(p.detach().norm()) for p in model.parameters()))
 
 weights, digest = hashlib.sha256(), hashlib.sha256(torch.get_rng_state().numpy().tobytes())

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from outlast.worker.sentinels.nonfinite_gradients import (
+    WHOLE,
+    GradientLook,
     ModuleOutputs,
     OwnContribution,
+    divide,
     nonfinite_gradient,
 )
+from outlast.worker.state.protected_state import ProtectedState
 
 BAD = [math.nan, math.inf, -math.inf]
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
@@ -87,6 +91,74 @@ def test_it_is_the_elementwise_answer(rows: list[list[float]]) -> None:
     assert answer.startswith(f"gradient of w{wrong[0]} ") if wrong else answer == ""
 
 
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    st.integers(1, 5),
+    st.sets(st.integers(0, 5)),
+    st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_all_shares_together_are_all_gradients(
+    sizes: list[int], count: int, apart: set[int], data: st.DataObject
+) -> None:
+    """Whatever a share leaves out, another replica looks at; what is no replica's, each does."""
+    named = [(f"w{i}", nn.Parameter(torch.ones(size))) for i, size in enumerate(sizes)]
+    alike = {id(p) for i, (_, p) in enumerate(named) if i not in apart}
+    for _, parameter in named:
+        parameter.grad = torch.zeros(parameter.numel())
+    parts = [divide(named, alike, index, count) for index in range(count)]
+    shares = [
+        sum(part.end - part.start for part in each if id(part.parameter) in alike) for each in parts
+    ]
+    assert max(shares) - min(shares) <= 1
+    spots = [(i, at) for i, size in enumerate(sizes) for at in range(size)]
+    if not spots:
+        return
+    number, at = data.draw(st.sampled_from(spots))
+    gradient = named[number][1].grad
+    assert gradient is not None
+    gradient[at] = math.nan
+    found = [
+        nonfinite_gradient((p.name, e) for p in each if (e := p.elements()) is not None) != ""
+        for each in parts
+    ]
+    assert sum(found) == (1 if id(named[number][1]) in alike else count)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_gradients_that_are_no_dense_tensor_are_in_every_share() -> None:
+    parameter = nn.Parameter(torch.ones(4, 6))
+    parameter.grad = torch.sparse_coo_tensor(torch.tensor([[3]]), torch.full((1, 6), math.nan))
+    assert parameter.grad.shape == (4, 6)
+    for index in range(3):
+        (part,) = divide([("w", parameter)], {id(parameter)}, index, 3)
+        assert part.elements() is parameter.grad
+    parameter.grad = torch.ones(6, 4).t()
+    (part,) = divide([("w", parameter)], {id(parameter)}, 1, 3)
+    assert part.elements() is parameter.grad, "not contiguous"
+
+
+def test_a_look_follows_the_optimizers_and_the_share() -> None:
+    net = model()
+    first = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    second = torch.optim.SGD(net[2].parameters(), lr=0.1)
+    protected, look = ProtectedState({"net": net, "one": first, "two": second}, {}), GradientLook()
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    last = net.get_parameter("2.bias").grad
+    assert last is not None
+    last[1] = math.nan
+    alone, both = {id(first): first}, {id(first): first, id(second): second}
+    assert look.first("f", alone, WHOLE, protected) == ""
+    assert "2.bias (1 of 2 elements)" in look.first("f", both, WHOLE, protected)
+    assert not look.is_partial
+    assert look.first("f", both, (0, 2), protected) == "" and look.is_partial
+    assert "2.bias" in look.again(protected), "the other half is not this rank's"
+    assert look.first("f", both, (1, 2), protected)
+    look.forget()
+    assert not look.is_partial
+
+
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -102,6 +174,19 @@ def test_an_own_contribution_is_what_backward_brings_here() -> None:
     assert not own.is_finite()
     own.clear()
     assert own.is_finite() and not own.has_run
+
+
+def test_contributions_of_many_backward_passes_are_summed_up() -> None:
+    net, own = model(), OwnContribution()
+    own.watch({"net": net})
+    (net(torch.ones(2, 3)) * math.inf).sum().backward()
+    for _ in range(200):
+        net(torch.ones(2, 3)).sum().backward()
+    assert len(own._copies) < 100 and not own.is_finite()
+    own.unwatch()
+    own.clear()
+    net(torch.ones(2, 3)).sum().backward()
+    assert not own.has_run
 
 
 def test_a_model_without_trained_parameters_has_no_contribution() -> None:

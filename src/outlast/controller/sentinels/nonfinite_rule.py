@@ -75,6 +75,7 @@ class NonFiniteWord(msgspec.Struct, frozen=True, array_like=True):
     device: str = ""
     places: tuple[str, ...] = ()
     moved: tuple[int, ...] = ()
+    backward: int = 0
 
     @property
     def place(self) -> str:
@@ -102,7 +103,7 @@ def decide(words: Mapping[int, NonFiniteWord], policy: NanPolicy) -> NonFiniteDe
         return None
     tries = max(word.tries for word in words.values())
     skipped = max(word.skipped for word in words.values())
-    culprits = tuple(sorted(seat for seat, word in found.items() if word.is_own))
+    culprits = tuple(sorted(_brought(found)))
     if decided:
         course: NonFiniteCourse = "skip" if "skip" in decided else "apply"
         tries -= 1  # the decision stands, and a rank that joined learns it
@@ -111,6 +112,13 @@ def decide(words: Mapping[int, NonFiniteWord], policy: NanPolicy) -> NonFiniteDe
         course = _course(policy, tries, skipped, is_elsewhere=is_elsewhere, words=found)
     reporter = min(culprits or found or words)
     return NonFiniteDecision(course, tries + 1, skipped, culprits, reporter, _detail(words))
+
+
+def _brought(found: Mapping[int, NonFiniteWord]) -> dict[int, NonFiniteWord]:
+    """Return the ranks whose own contribution was not finite, before any other's."""
+    own = {seat: word for seat, word in found.items() if word.is_own}
+    first = min((word.backward for word in own.values()), default=0)
+    return {seat: word for seat, word in own.items() if word.backward == first}
 
 
 def _course(
@@ -137,7 +145,7 @@ def _detail(words: Mapping[int, NonFiniteWord]) -> str:
         return ""
     names = dict.fromkeys(word.found for word in found.values())
     where = "every rank" if len(found) == len(words) > 1 else ranks(found)
-    own = {seat: word for seat, word in found.items() if word.is_own}
+    own = _brought(found)
     text = f"the {next(iter(names))} is not finite on {where}"
     if len(words) == 1:
         return text + (f" ({found[min(found)].evidence})" if found[min(found)].evidence else "")

@@ -107,7 +107,7 @@ class SpreadRecord(StatePart, kw_only=True):
     """Usual differences between ranks, and lengths of steps."""
 
     excess: dict[int, float] = msgspec.field(default_factory=dict)  # of witnesses, decaying mean
-    newest: dict[int, float] = msgspec.field(default_factory=dict)  # of witnesses, in the last row
+    newest: dict[int, float] = msgspec.field(default_factory=dict)  # against peers, in the last row
     noise: float = 0.0  # of the excess from row to row, as a standard deviation
     rest_s: float = 0.0  # of a step that is no rank's own, as a rule
     step_s: float = 0.0
@@ -150,7 +150,7 @@ def _observe_kind(record: StragglerRecord, row: StepRow, ranks: Sequence[int]) -
     own = {rank: row.ranks[rank].own_s for rank in ranks}
     ordered = sorted(own.values())
     middle_s = _median(ordered)
-    _observe_witnesses(record.spread, own, middle_s)
+    _observe_witnesses(record.spread, own, ordered)
     limit_s = (1 + SLACK) * middle_s
     others_s = max(
         (s for rank, s in own.items() if not record.suspects.get(rank, _NOBODY).is_slow),
@@ -160,8 +160,7 @@ def _observe_kind(record: StragglerRecord, row: StepRow, ranks: Sequence[int]) -
     for rank, own_s in own.items():
         if own_s <= limit_s and rank not in record.suspects:
             continue
-        peers_s = _median(ordered, without_top=own_s > middle_s)
-        excess = own_s / peers_s - 1 if peers_s else 0.0
+        peers_s, excess = _against_peers(ordered, own_s, middle_s)
         if excess <= SLACK and rank not in record.suspects:
             continue
         if before_s is None:
@@ -182,26 +181,39 @@ def _observe_kind(record: StragglerRecord, row: StepRow, ranks: Sequence[int]) -
 _NOBODY = SuspectedRank()
 
 
-def _median(ordered: Sequence[float], *, without_top: bool = False) -> float:
-    """Return the median of a sorted sequence; `without_top`: of all but one in its upper half."""
-    count = len(ordered) - without_top
-    half = count // 2
+def _median(ordered: Sequence[float], first: int = 0, end: int | None = None) -> float:
+    """Return the median of a sorted sequence, or of its part from `first` to `end`."""
+    count = (len(ordered) if end is None else end) - first
+    half = first + count // 2
     return ordered[half] if count % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _against_peers(ordered: Sequence[float], own_s: float, middle_s: float) -> tuple[float, float]:
+    """Return the median of all but one rank's own time, and its excess over that."""
+    count = len(ordered)
+    # Without any one of the upper half, the median is that without the largest one.
+    peers_s = _median(ordered, 0, count - 1) if own_s > middle_s else _median(ordered, 1)
+    return peers_s, own_s / peers_s - 1 if peers_s else 0.0
 
 
 def _next_below(ordered: Sequence[float], value: float) -> float:
     return next((one for one in reversed(ordered) if one < value), value)
 
 
-def _observe_witnesses(spread: SpreadRecord, own: Mapping[int, float], middle_s: float) -> None:
-    """Follow the excess of some ranks over many rows."""
+def _observe_witnesses(
+    spread: SpreadRecord, own: Mapping[int, float], ordered: Sequence[float]
+) -> None:
+    """Follow the excess of some ranks over many rows. Its noise is that against peers, as suspects
+    have it: of two ranks, whose median is their mean, the other would be half as large."""
     ranks = tuple(own)
     stride = -(-len(ranks) // WITNESSES_MAX)
+    middle_s = _median(ordered)
     changes: list[float] = []
     for rank in ranks[::stride]:
         excess = own[rank] / middle_s - 1 if middle_s else 0.0
         known = spread.excess.get(rank, excess)
         spread.excess[rank] = known + _WITNESS_PART * (excess - known)
+        excess = _against_peers(ordered, own[rank], middle_s)[1]
         changes.append(abs(excess - spread.newest.get(rank, excess)))
         spread.newest[rank] = excess
     noise = median(changes) * _DEVIATION

@@ -34,7 +34,11 @@ class DataProcess(PartnerProcess):
         """Return the bounds of the length of an attempt that begins now."""
         cluster = self.cluster
         place = self.seat, self.n + 1, cluster.plan.slow
-        return self.pace.begin(self.line.now_s, *place, cluster.slow_workers, self.name)
+        bounds = self.pace.begin(self.line.now_s, *place, cluster.slow_workers, self.name)
+        if (pace := cluster.plan.pace) is None or cluster.plan.slow is not None:
+            return bounds
+        attempt_s = pace.attempt_s(self.line.dice, self.seat, self.n + 1)
+        return attempt_s, attempt_s
 
     def begin_parts(self) -> None:
         """Initialize the state of all parts; there is no place in the data yet."""

@@ -2,12 +2,59 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import random
+from typing import Literal, NamedTuple
 
 from outlast.transport.worker_page import OwnTimeRecord
 
 _ATTEMPT_S = (0.1, 0.25)
 _RECORDS_MAX = 64
+
+
+PaceKind = Literal[
+    "even",
+    "lasting",  # ranks differ by a few percent, always
+    "uneven",  # their work differs from step to step
+    "turns",  # each is the slowest one in turn
+    "pauses",  # garbage collections
+    "saves",  # rank 0 is slow behind some steps
+    "epochs",  # the last step of an epoch is short, the first one long
+    "warm-up",  # one rank is slow in its first steps
+    "trend",  # all ranks slow down
+]
+
+
+class OddPace(NamedTuple):
+    """Lengths of attempts in a run in which no rank is slow; `noise`: of each, as a share."""
+
+    kind: PaceKind
+    noise: float
+    world: int
+
+    def attempt_s(self, dice: random.Random, seat: int, n: int) -> float:
+        """Draw the length of an attempt at phase n."""
+        factor = 1.0
+        match self.kind:
+            case "lasting":
+                factor = 0.97 + 0.06 * seat / self.world
+            case "uneven":
+                factor = 1 + dice.gauss(0, 0.3)
+            case "turns":
+                factor = 1.5 if n % self.world == seat else 1.0
+            case "pauses":
+                factor += dice.uniform(0.1, 2.0) if dice.random() < 0.01 else 0.0
+            case "saves":
+                factor = 1.6 if seat == 0 and n % 40 < 3 else 1.0
+            case "epochs":
+                factor = {0: 0.4, 1: 1.5}.get(n % 50, 1.0)
+            case "warm-up":
+                factor = 10 / n if seat == self.world - 1 and n <= 6 else 1.0
+            case "trend":
+                factor = 1 + n / 100
+            case "even":
+                pass
+        factor *= 1 + dice.gauss(0, self.noise)
+        return sum(_ATTEMPT_S) / 2 * max(0.3, factor)
 
 
 class SlowRank(NamedTuple):

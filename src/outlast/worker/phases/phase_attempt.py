@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import torch
 from torch import nn
 from torch.amp.grad_scaler import OptState
@@ -232,6 +233,18 @@ class UndoCopy:
     def leaves_gradients(self) -> bool:
         """Return whether an attempt without a vote leaves gradients to the next phase."""
         return self._gradients.has_leftovers()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the parameters before the attempt, if all was copied."""
+        modules = self._copy["modules"] if self._copy is not None else {}
+        return {f"{n}.{k}": t for n, each in modules.items() for k, t in each["parameters"].items()}
+
+    def put_back_training(self) -> None:
+        """Restore weights, moments, buffers and objects before a vote, if all was copied. What is
+        the rank's own, and DDP's buckets, stay."""
+        if self._copy is not None:
+            ddp = msgspec.to_builtins(self._protected.reducers.states())
+            self._protected.adopt({**self._copy, "ddp": ddp})
 
     @torch.no_grad()
     def put_back(self) -> str:

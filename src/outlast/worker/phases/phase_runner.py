@@ -213,6 +213,7 @@ class PhaseRunner:
         commit_gate.prepare_vote(attempt, self.protected_state())
         if attempt.has_copy:
             self.rehearsal.rehearse(attempt)
+            self.nonfinite.look_behind(attempt.undo)
         self._vote(attempt, gated=False)
         self.rehearsal.ungated.add(attempt.key)
 
@@ -232,7 +233,7 @@ class PhaseRunner:
         repeats = self.rehearsal.must_repeat(attempt)
         if repeats:  # a ballot that no other rank has: all repeat the phase
             ballot += f" again, rank {self._recovery.seat}"
-        if gated:
+        if compares:
             ballot += self.nonfinite.ballot()
         status.enter_attempt("voting")
         try:
@@ -303,7 +304,7 @@ class PhaseRunner:
         shared = attempt.kind in ("epoch", "draw", "checkpoint")
         known = kept if shared or is_evidence(result) else LOST
         self.step_redo.completed()
-        self.nonfinite.completed(step, is_gated=attempt.is_gated)
+        self.nonfinite.completed(step, is_gated=attempt.is_gated or attempt.has_copy)
         self.memory.completed(step, is_step=attempt.kind == "step")
         status.completed(step=step, result=known, shared=shared)
         self.on_complete(attempt.kind)

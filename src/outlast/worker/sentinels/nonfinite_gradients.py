@@ -4,31 +4,89 @@ The check is one norm of each gradient, fused where torch can (`_foreach_norm`),
 the host: on CUDA it waits where the vote would wait next. A norm may overflow where all elements
 are finite, so that only what it suspects is looked at element by element.
 
+Replicas whose votes have found their gradients equal divide the pass: each of N looks at an N-th of
+the elements, and one that finds something lets all of them look at all (nonfinite_sentinel.py).
+
 Behind a reduction all ranks have the same gradients. A rank's own contribution is summed by a hook
 on one early parameter, which backward reaches last: what is not finite anywhere on its way is not
-finite there. Sums stay on the device until a gradient is suspected.
+finite there. Its copies are summed up once a gradient is suspected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from outlast.worker.groups.work_handles import opaque
+from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.tensor_digests import local_shard
 
 _EARLY = 8  # parameters from which the one with the hook is chosen
 _HALF = (torch.float16, torch.bfloat16)
 _MODULES_MAX = 4096  # watched in an attempt that is run again
+WHOLE = 0, 1  # share of a rank that looks at all gradients
+_COPIES_MAX = 64  # of contributions, before they are summed up: one for each backward
+
+
+class GradientPart(NamedTuple):
+    """The elements from `start` to `end` of a parameter's gradient."""
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    end: int
+
+    def elements(self) -> torch.Tensor | None:
+        """Return these elements; all that this rank has, where they are not one dense tensor."""
+        gradient = self.parameter.grad
+        if gradient is None or not _is_dense(gradient):
+            return gradient
+        if self.end - self.start == gradient.numel() or not gradient.is_contiguous():
+            return gradient
+        return gradient.view(-1)[self.start : self.end] if self.start < self.end else None
+
+
+def divide(
+    named: Sequence[tuple[str, nn.Parameter]], alike: Collection[int], index: int, count: int
+) -> list[GradientPart]:
+    """Return what replica `index` of `count` looks at: of parameters whose `id` is in `alike` an
+    equal share of all elements, the others whole. All replicas divide alike, whatever has a
+    gradient."""
+    total = sum(parameter.numel() for _, parameter in named if id(parameter) in alike)
+    low, high, at = total * index // count, total * (index + 1) // count, 0
+    parts = []
+    for name, parameter in named:
+        size = parameter.numel()
+        start, end = 0, size
+        if id(parameter) in alike:
+            start = min(max(low - at, 0), size)
+            end = min(max(high - at, start), size)
+            at += size
+        parts.append(GradientPart(name, parameter, start, end))
+    return parts
+
+
+def _is_dense(gradient: torch.Tensor) -> bool:
+    """Return whether a gradient is a plain tensor of real numbers: most are."""
+    return (
+        type(gradient) is torch.Tensor
+        and gradient.layout is torch.strided
+        and gradient.is_floating_point()
+        and not gradient.is_meta
+    )
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor | None:
     """Return the elements that this rank holds of a gradient; None if there are none to look at."""
+    if _is_dense(gradient):
+        return gradient
     gradient = local_shard(gradient.detach())
     if gradient.layout is torch.sparse_coo:
         gradient = gradient._values()  # noqa: SLF001 - uncoalesced: no sort only to look
@@ -39,25 +97,89 @@ def _values(gradient: torch.Tensor) -> torch.Tensor | None:
 
 
 @torch.no_grad()
-def nonfinite_gradient(named: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return "gradient of NAME (3 of 256 elements)" of the first of these gradients that is not
-    finite; "" if all are. Raises what torch raises for a type without norms."""
-    alike: dict[tuple[torch.device, torch.dtype], list[tuple[str, torch.Tensor]]] = {}
+def nonfinite_gradient(named: Iterable[tuple[str, torch.Tensor]], what: str = "gradient of") -> str:
+    """Return "gradient of NAME (3 of 256 elements)" of the first of these gradients, or of `what`
+    else they are, that is not finite; "" if all are. Raises what torch raises for a type without
+    norms."""
+    alike: dict[tuple[torch.dtype, torch.device], list[tuple[str, torch.Tensor]]] = {}
     for name, gradient in named:
         values = _values(gradient)
         if values is not None:
-            alike.setdefault((values.device, values.dtype), []).append((name, values))
-    for (_, dtype), gradients in alike.items():
+            alike.setdefault((values.dtype, values.device), []).append((name, values))
+    for (dtype, _), gradients in alike.items():
         tensors = [values for _, values in gradients]
         wide = torch.float32 if dtype in _HALF else None
         # As clip_grad_norm_ does:
         norms = torch._foreach_norm(tensors, 2, dtype=wide)  # noqa: SLF001  # pyright: ignore[reportPrivateImportUsage]
-        if not bool(torch.isfinite(torch.stack(norms).sum())):
+        if not math.isfinite(torch.stack(norms).sum().item()):
             for name, values in gradients:
                 count = int(values.numel() - torch.isfinite(values).sum())
                 if count:
-                    return f"gradient of {name} ({count} of {values.numel()} elements)"
+                    return f"{what} {name} ({count} of {values.numel()} elements)"
     return ""
+
+
+class GradientLook:
+    """Looks at the gradients that step behind one vote, of each function of phases."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, tuple[object, list[GradientPart]]] = {}
+        self._stepping: Sequence[Optimizer] = ()
+        self.is_partial = False  # this rank has looked at its share only
+
+    def forget(self) -> None:
+        """An attempt begins."""
+        self.is_partial = False
+
+    def first(
+        self,
+        key: str,
+        stepping: Mapping[int, Optimizer],
+        share: tuple[int, int],
+        protected: ProtectedState,
+    ) -> str:
+        """Look at this rank's share of the gradients of the optimizers `stepping`, by `id`; return
+        the result of `nonfinite_gradient`. Optimizers keep their parameters (`check_groups`)."""
+        sizes = [len(g["params"]) for each in stepping.values() for g in each.param_groups]
+        mark = share, (*stepping,), sizes
+        known, parts = self._plans.get(key, (None, []))
+        if known != mark:
+            parts = _plan(stepping.values(), share, protected)
+            self._plans[key] = mark, parts
+        self._stepping, self.is_partial = [*stepping.values()], share != WHOLE
+        return nonfinite_gradient(_elements(parts))
+
+    def again(self, protected: ProtectedState) -> str:
+        """Look at all gradients, since another replica may have found what is in its share."""
+        return nonfinite_gradient(_elements(_plan(self._stepping, WHOLE, protected)))
+
+
+def _plan(
+    stepping: Iterable[Optimizer], share: tuple[int, int], protected: ProtectedState
+) -> list[GradientPart]:
+    wanted = {id(p) for each in stepping for g in each.param_groups for p in g["params"]}
+    alike = {id(parameter) for _, parameter in protected.audited}
+    parts = divide([*protected.tree.named_parameters()], alike, *share)
+    return [part for part in parts if id(part.parameter) in wanted]
+
+
+def _elements(parts: Iterable[GradientPart]) -> Iterator[tuple[str, torch.Tensor]]:
+    for part in parts:
+        elements = part.elements()
+        if elements is not None:
+            yield part.name, elements
+
+
+def nonfinite_weight(protected: ProtectedState, before: Mapping[str, torch.Tensor]) -> str:
+    """Return "parameter NAME (3 of 256 elements)" of the first trained parameter that is not finite
+    and was `before`, as `nonfinite_gradient` does."""
+    optimizers = protected.optimizers.values()
+    trained = {id(p) for each in optimizers for g in each.param_groups for p in g["params"]}
+    named = [(n, p.data) for n, p in protected.tree.named_parameters() if id(p) in trained]
+    if not nonfinite_gradient(named, "parameter"):
+        return ""
+    new = [(n, p) for n, p in named if n in before and not nonfinite_gradient([(n, before[n])])]
+    return nonfinite_gradient(new, "parameter")
 
 
 class OwnContribution:
@@ -65,11 +187,11 @@ class OwnContribution:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._sum: torch.Tensor | None = None
+        self._copies: list[torch.Tensor] = []
         self.has_run = False  # since `clear`
 
     def watch(self, modules: Mapping[str, nn.Module]) -> None:
-        """Add a hook to an early parameter of each module; a small one, since its sum is cheap."""
+        """Add a hook to an early parameter of each module; a small one, since its copy is cheap."""
         for module in modules.values():
             trained = (p for p in module.parameters() if p.requires_grad and p.numel())
             early = [p for p, _ in zip(trained, range(_EARLY), strict=False)]
@@ -77,23 +199,40 @@ class OwnContribution:
                 chosen = min(early, key=lambda p: p.numel())
                 self._handles.append(chosen.register_hook(self._hook()))
 
+    def unwatch(self) -> None:
+        """Remove all hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
     def clear(self) -> None:
-        """Forget the sums: an attempt begins."""
-        self._sum, self.has_run = None, False
+        """Forget the contributions: an attempt begins."""
+        self._copies, self.has_run = [], False
 
     def is_finite(self) -> bool:
         """Return whether the contributions since `clear` are finite, as far as hooks have run."""
-        return self._sum is None or bool(torch.isfinite(self._sum))
+        return self.first_nonfinite() < 0
+
+    def first_nonfinite(self) -> int:
+        """Return the number of the first contribution that is not finite, -1 if all are."""
+        finite = (bool(torch.isfinite(each).all()) for each in self._copies)
+        return next((number for number, is_finite in enumerate(finite) if not is_finite), -1)
+
+    @torch.no_grad()
+    def _sum_up(self) -> None:
+        if self._copies:
+            sums = [each.abs().sum(dtype=torch.float32) for each in self._copies]
+            self._copies = [torch.stack([each.to(sums[0].device) for each in sums]).sum()]
 
     def _hook(self) -> Callable[[torch.Tensor], None]:
-        @torch.no_grad()
         def add(gradient: torch.Tensor) -> None:
             self.has_run = True
             values = _values(gradient)
             if values is None:
                 return
-            total = values.abs().sum(dtype=torch.float32)
-            self._sum = total if self._sum is None else self._sum.to(total.device) + total
+            self._copies.append(values.detach().clone())  # itself may become `.grad`
+            if len(self._copies) > _COPIES_MAX:
+                self._sum_up()
 
         return unserializable_hook(opaque(add))
 

@@ -30,10 +30,13 @@ from outlast.controller.sentinels.nonfinite_rule import (
     parse_nan,
 )
 from outlast.worker.groups import GroupRegistry
+from outlast.worker.phases.phase_attempt import UndoCopy
 from outlast.worker.sentinels.nonfinite_gradients import (
+    WHOLE,
+    GradientLook,
     ModuleOutputs,
     OwnContribution,
-    nonfinite_gradient,
+    nonfinite_weight,
 )
 from outlast.worker.sentinels.saved_batches import SampleSearch, save_batch
 from outlast.worker.state.protected_state import ProtectedState
@@ -92,14 +95,18 @@ class NonFiniteSentinel:
         self._skipped = 0  # batches in a row
         self._found = ""
         self._is_custom = False
+        self._is_behind = False  # weights were looked at, behind several steps
         self._is_blind = False
-        self._named: list[tuple[int, str, torch.nn.Parameter]] = []
+        self.share: Callable[[], tuple[int, int]] = lambda: WHOLE  # of a pass by equal replicas
+        self._look = GradientLook()
         self._stepping: dict[str, dict[int, Optimizer]] = {}  # by function, those behind one vote
         self._due: NonFiniteDecision | None = None  # to be looked into before the next attempt
 
     def configure(self, settings: WorkerSettings | None, batch: Callable[[], Any]) -> None:
-        """Take the settings of the run, and how to get the newest batch of the loop."""
+        """Take the settings of the run, and how to get the newest batch of the loop. `watch` is to
+        follow."""
         self._batch = batch
+        self._own.unwatch()
         if settings is not None:
             self._policy, self._run_dir = parse_nan(settings.nan), Path(settings.run_dir)
 
@@ -112,7 +119,8 @@ class NonFiniteSentinel:
     @contextmanager
     def attempt(self, protected: ProtectedState) -> Iterator[None]:
         """Watch one attempt; one that is run again, closely."""
-        self._found = ""
+        self._found, self._is_behind = "", False
+        self._look.forget()
         self._own.clear()
         if self._case.n != self._status.n:
             yield
@@ -126,17 +134,26 @@ class NonFiniteSentinel:
         """Look at the gradients of the optimizer that is about to step, and of those that step
         behind the same vote in this function. One that has `found_inf` steps under a GradScaler,
         which skips it by itself."""
-        if not self._policy.watches or self._is_blind or self._course:
-            return
         if hasattr(optimizer, "found_inf"):
             return
         stepping = {**self._stepping.get(key, {}), id(optimizer): optimizer}
-        wanted = {
-            id(p) for each in stepping.values() for g in each.param_groups for p in g["params"]
-        }
         self._is_custom = any(map(_has_own_step, stepping.values()))
+        protected = self._owner.protected_state()
+        self._find(lambda: self._look.first(key, stepping, self.share(), protected))
+
+    def look_behind(self, undo: UndoCopy) -> None:
+        """Look at the weights that a phase with an undo copy leaves: gradients in it may be tried
+        and dropped. If its batch is skipped, all of that is undone."""
+        self._is_custom, self._is_behind = False, True
+        if self._course == "skip":
+            undo.put_back_training()
+        self._find(lambda: nonfinite_weight(self._owner.protected_state(), undo.weights()))
+
+    def _find(self, look: Callable[[], str]) -> None:
+        if not self._policy.watches or self._is_blind or self._course:
+            return
         try:
-            self._found = nonfinite_gradient(self._gradients(wanted))
+            self._found = look()
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError) as error:  # a type without norms: it cannot tell
@@ -146,14 +163,6 @@ class NonFiniteSentinel:
                 " training goes on without this check",
                 CHECK,
             )
-
-    def _gradients(self, wanted: Collection[int]) -> Iterator[tuple[str, torch.Tensor]]:
-        if not self._named:
-            named = self._owner.protected_state().tree.named_parameters()
-            self._named = [(id(p), name, p) for name, p in named]
-        for number, name, parameter in self._named:
-            if number in wanted and parameter.grad is not None:
-                yield name, parameter.grad
 
     @property
     def _course(self) -> str:
@@ -174,6 +183,8 @@ class NonFiniteSentinel:
         """Return this rank's word for the exchange behind an unequal vote."""
         if not self._policy.watches:
             return b""
+        if self._look.is_partial:
+            self._found = self._look.again(self._owner.protected_state())
         is_own, evidence = self._evidence(reports) if self._found else (False, "")
         is_known = self._case.n == self._status.n
         word = replace(
@@ -181,6 +192,7 @@ class NonFiniteSentinel:
             tries=self._case.tries if is_known else 0,
             found=self._found,
             is_own=is_own,
+            backward=max(0, self._own.first_nonfinite()) if is_own and self._is_behind else 0,
             evidence=evidence,
             course="skip" if self._course == "skip" else "apply" if self._course else "",
             skipped=self._skipped,
