@@ -17,7 +17,8 @@ from tests.telemetry.synthetic_run import SyntheticRun
 from outlast.errors import RunDirError, UsageError
 from outlast.telemetry import run_figure
 from outlast.telemetry.event_store import read_events
-from outlast.telemetry.run_figure import COLOUR, COLUMNS, apart, columns, report
+from outlast.telemetry.lane_columns import COLOUR, COLUMNS, columns
+from outlast.telemetry.run_figure import apart, report
 from outlast.telemetry.time_accounting import BUCKETS, Span, account
 
 

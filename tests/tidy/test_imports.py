@@ -29,6 +29,7 @@ ROOMS = {
     "launch": 5,
     "worker": 5,
     "testing": 6,
+    "web": 5,
 }
 FLOORS = {**BASE, **ROOMS, "cli": 6, "torch_plugin": 6, "__main__": 7}
 TORCH_ROOMS = {"worker", "data", "checkpoint", "job_signals", "random_state"}

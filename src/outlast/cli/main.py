@@ -71,6 +71,7 @@ COMMANDS = {
         "run_reports:summary",
         "Summarise a run: steps, incidents, time by bucket, ETTR and goodput.",
     ),
+    "view": ("view:view", "Show a run on a page of this machine, live or after its end."),
 }
 # Modules that an extra brings, by their top-level name.
 _EXTRAS = {
@@ -87,6 +88,10 @@ _EXTRAS = {
 # Extras of groups that do not need torch.
 _GROUP_EXTRAS = {
     name: _EXTRAS | {"numpy": name, "matplotlib": f"{name},figures"} for name in ("fleet", "plan")
+}
+_COMMAND_EXTRAS = {
+    **_GROUP_EXTRAS,
+    "view": _EXTRAS | dict.fromkeys(("anyio", "jinja2", "starlette", "uvicorn"), "view"),
 }
 GROUPS = {
     "ckpt": ckpt,
@@ -114,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _EXIT_SIGINT
     except ImportError as error:
-        missing = _missing(error, _GROUP_EXTRAS.get(arguments[0], _EXTRAS))
+        missing = _missing(error, _COMMAND_EXTRAS.get(arguments[0], _EXTRAS))
         if missing is None:
             raise
         name, extra = missing

@@ -107,7 +107,7 @@ def panel(incident: Incident, shown: dict[str, int], life: Life = "unknown") -> 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    for head, text in _story(incident, life):
+    for head, text in story(incident, life):
         grid.add_row(head, Text(text))  # no markup: users' text may contain brackets
     parts: list[RenderableType] = [grid, Text(""), _cost(incident)]
     for fault in incident.faults:
@@ -123,7 +123,8 @@ def _when(t_ns: int) -> str:
     return f"{datetime.fromtimestamp(t_ns / 1e9, tz=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
-def _story(incident: Incident, life: Life) -> list[tuple[str, str]]:
+def story(incident: Incident, life: Life) -> list[tuple[str, str]]:
+    """Return the incident as labels and texts: cause, decision, reason, what was kept."""
     if incident.is_request:
         return _request(incident, life)
     rows = [("what", _broke(incident.cause))]

@@ -21,7 +21,8 @@ from outlast.events import AnyEvent, Metrics, WorkerSeated
 from outlast.figure_style import RC
 from outlast.telemetry.event_store import read_events
 from outlast.telemetry.incidents import Incident, incidents
-from outlast.telemetry.time_accounting import BUCKETS, Bucket, Span, TimeAccount, account, merge
+from outlast.telemetry.lane_columns import COLOUR, columns
+from outlast.telemetry.time_accounting import BUCKETS, Bucket, TimeAccount, account
 from outlast.text_formatting import duration, fault_text, percentage, plural, rank_and_host
 
 WIDTH_INCH = 7.2
@@ -33,22 +34,6 @@ LEGEND_INCH = 0.25
 KEY_LINE_INCH = 0.14
 KEY_LINES_MAX = 16
 TEXT_MAX = 80
-COLUMNS = 1500  # a lane is drawn in so many columns at most, each in its main bucket's colour
-# Okabe and Ito's colours: work in blues, costs of failures in vermilion and yellow.
-COLOUR: dict[Bucket, str] = {
-    "start": "#aaaaaa",
-    "step": "#0072b2",
-    "eval": "#56b4e9",
-    "checkpoint": "#cc79a7",
-    "script": "#b3d4e8",
-    "lost": "#d55e00",
-    "recovery": "#f0e442",
-    "absent": "#f7f7f7",
-    "stop": "#dddddd",
-    "down": "#333333",
-}
-_FAILED: frozenset[Bucket] = frozenset(("lost", "recovery", "down"))
-_FAILED_WEIGHT = 3  # a short recovery stays visible in a long run
 _LINES = (("#9ecae1", 5.0), ("#08306b", 1.0), ("#d55e00", 0.8), ("#009e73", 0.8))
 _DIAMOND: Any = {
     "marker": "D",
@@ -227,33 +212,6 @@ def apart(wanted: Sequence[float], gap: float, end: float) -> list[float]:
         spread[index] = min(spread[index], limit)
         limit = spread[index] - gap
     return spread
-
-
-def columns(spans: Sequence[Span], begin_ns: int, wall_ns: int) -> list[Span]:
-    """Return a lane's spans as at most COLUMNS columns, equal neighbours joined.
-
-    Each has the bucket that fills most of it; costs of failures count threefold.
-    """
-    width_ns = max(1, -(-wall_ns // COLUMNS))
-    weights: dict[int, dict[Bucket, int]] = {}
-    for span in spans:
-        at_ns = span.begin_ns - begin_ns
-        end_ns = span.end_ns - begin_ns
-        weight = _FAILED_WEIGHT if span.bucket in _FAILED else 1
-        while at_ns < end_ns:
-            index = at_ns // width_ns
-            until_ns = min(end_ns, width_ns * (index + 1))
-            column = weights.setdefault(index, {})
-            column[span.bucket] = column.get(span.bucket, 0) + weight * (until_ns - at_ns)
-            at_ns = until_ns
-    return merge(
-        Span(begin_ns + index * width_ns, begin_ns + (index + 1) * width_ns, _heaviest(column))
-        for index, column in weights.items()
-    )
-
-
-def _heaviest(weights: dict[Bucket, int]) -> Bucket:
-    return max(weights, key=lambda bucket: weights[bucket])
 
 
 def _key(runs: list[_Run]) -> list[str]:

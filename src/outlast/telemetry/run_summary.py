@@ -43,7 +43,13 @@ from outlast.telemetry.job_progress import (
 )
 from outlast.telemetry.run_costs import is_failure
 from outlast.telemetry.segment_files import SegmentDamage
-from outlast.telemetry.time_accounting import Bucket, LauncherTerm, account, split_terms
+from outlast.telemetry.time_accounting import (
+    Bucket,
+    LauncherTerm,
+    TimeAccount,
+    account,
+    split_terms,
+)
 from outlast.text_formatting import duration, fault_text, plural, rank_and_host, source
 
 NOTES_MAX = 20
@@ -141,10 +147,14 @@ def summarise_events(
     damages: Sequence[SegmentDamage] = (),
     *,
     life: Life = "unknown",
+    times: TimeAccount | None = None,
 ) -> RunSummary:
-    """Summarise events (by time). `life`: state of the launcher of a run without end."""
+    """Summarise events (by time). `life`: state of the launcher of a run without end.
+
+    `times`: the account of these events, where there is one already.
+    """
     terms = split_terms(events)
-    times = account(events, running=life == "running")
+    times = times or account(events, running=life == "running")
     run_incidents = incidents(events)
     workers = _Workers(events, terms)
     progress = _Progress(terms)

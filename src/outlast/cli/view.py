@@ -1,0 +1,101 @@
+"""`outlast view`: the page of a run, live or after its end."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outlast.atomic_files import write_new
+from outlast.cli.output_stream import echo
+from outlast.errors import EXIT_DONE, RunDirError, UsageError
+
+if TYPE_CHECKING:
+    from outlast.web.page_server import PageServer
+
+PORT = 8470
+_PORT_MAX = 65535
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def view(
+    path: Path,
+    *,
+    port: int = PORT,
+    host: str = "127.0.0.1",
+    export: Path | None = None,
+    price_per_hour: float = 0.0,
+) -> int:
+    """Show a run, or all runs of a directory, on a page of this machine.
+
+    The page follows a running job, and shows a run that ended as it was. Ctrl-C ends the server.
+
+    Parameters
+    ----------
+    path
+        Run directory, or a directory of run directories.
+    port
+        Port of the server; 0: any free one.
+    host
+        Address to listen on. Another one than loopback needs the token of the printed link.
+    export
+        Write the page of the run into this file, and start no server.
+    price_per_hour
+        Dollars an hour of the whole job, for its cost.
+    """
+    from outlast.web.page_server import PageServer, find_runs
+    from outlast.web.run_content import RunReading
+    from outlast.web.run_page import render_page
+
+    if not 0 <= port <= _PORT_MAX:
+        raise UsageError(f"--port {port} is not in 0 to {_PORT_MAX}")
+    if price_per_hour < 0:
+        raise UsageError(f"--price-per-hour {price_per_hour:g} is negative")
+    runs = find_runs(path)
+    if export is not None:
+        if len(runs) > 1:
+            raise UsageError(f"--export writes the page of one run, and {path} holds {len(runs)}")
+        ((name, run_dir),) = runs.items()
+        content = RunReading(run_dir, price_per_hour).refresh()
+        if content is None:
+            raise RunDirError(f"{run_dir} has written no events yet")
+        write_new(export, render_page(content, name), "--export")
+        echo(f"{export}: the page of {name}, as of now")
+        return EXIT_DONE
+    return _serve(PageServer(path, price_per_hour), host, port)
+
+
+def _serve(pages: PageServer, host: str, port: int) -> int:
+    """Serve until Ctrl-C."""
+    import uvicorn
+
+    is_local = host in _LOOPBACK
+    token = "" if is_local else secrets.token_urlsafe(24)
+    with _listen(host, port) as listener:
+        number = listener.getsockname()[1]
+        name = f"[{host}]" if ":" in host else host
+        link = f"http://{name}:{number}/" + (f"?token={token}" if token else "")
+        echo(f"{pages.path}: {link}  (Ctrl-C ends this server; the run goes on)")
+        hosts = [*_LOOPBACK, "[::1]"] if is_local else ["*"]  # elsewhere the token decides
+        config = uvicorn.Config(
+            pages.application(hosts, token),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            lifespan="off",
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+    return EXIT_DONE
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises UsageError where the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {error}; --port 0 takes any free one"
+        ) from error

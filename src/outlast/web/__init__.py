@@ -1,0 +1,1 @@
+"""Pages of runs (`outlast view`), rendered from event files alone."""

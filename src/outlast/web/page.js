@@ -1,0 +1,22 @@
+"use strict";
+// A live page: the server sends the parts that have changed, as escaped HTML.
+const opened = () => { const at = document.getElementById(location.hash.slice(1));
+  if (at instanceof HTMLDetailsElement) at.open = true; };
+addEventListener("hashchange", opened);
+opened();
+const live = document.getElementById("live");
+if (document.body.dataset.stream) {
+  const source = new EventSource(document.body.dataset.stream);
+  source.onmessage = (message) => {
+    const { parts, status } = JSON.parse(message.data);
+    for (const [key, html] of Object.entries(parts)) {
+      const part = document.querySelector(`[data-part="${key}"]`);
+      const open = [...part.querySelectorAll("details[open]")].map((one) => one.id);
+      part.innerHTML = html;
+      for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    }
+    live.textContent = status;
+  };
+  source.addEventListener("end", (message) => { live.textContent = message.data; source.close(); });
+  source.onerror = () => { live.textContent = "the server of this page does not answer; the page is as of then"; };
+}

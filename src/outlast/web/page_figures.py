@@ -1,0 +1,256 @@
+"""Figures of the page as SVG elements, whose texts keep their size at any width.
+
+Shapes are drawn in a nested view of X by the figure's height, which is stretched; labels and marks
+have places in per cent. Colours are classes of the page's style sheet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from outlast.telemetry.lane_columns import columns
+from outlast.telemetry.time_accounting import BUCKETS, Bucket, RankLane, Span, TimeAccount
+from outlast.text_formatting import percentage
+
+X = 1000  # width of the stretched view
+LANE_COLUMNS = 600
+ROWS_MAX = 128  # lanes are drawn together beyond as many ranks
+LANES_PX = (60, 320)  # height of all lanes, at least and at most
+LANE_PX = 16
+CURVE_PX = 120
+POINTS_MAX = 400
+GAP = 8
+LARGEST = 1e100  # as good as infinite on a curve; also False for NaN
+TICKS = 5
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+
+
+class IncidentMark(NamedTuple):
+    """An incident on the axis of time."""
+
+    number: int
+    t_ns: int
+    text: str
+
+
+class TimeAxis(NamedTuple):
+    """The axis of time that all figures share."""
+
+    begin_ns: int
+    end_ns: int
+    marks: tuple[IncidentMark, ...]
+
+    def share(self, t_ns: float) -> float:
+        """Return a time's place, from 0 to 1."""
+        return (t_ns - self.begin_ns) / max(1, self.end_ns - self.begin_ns)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return places and labels: durations since the begin."""
+        wall_s = (self.end_ns - self.begin_ns) / 1e9
+        step_s = next(
+            (s for s in _STEPS_S if wall_s / s <= TICKS), 86400 * math.ceil(wall_s / 432000)
+        )
+        if wall_s < 1:
+            return [(0.0, "0")]
+        return [
+            (at * step_s / wall_s, _tick(at * step_s)) for at in range(int(wall_s / step_s) + 1)
+        ]
+
+
+def _tick(seconds: float) -> str:
+    """Format a round duration: `0`, `30 s`, `10 min`, `4 h`, `2 d`."""
+    for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length_s or seconds == length_s:
+            return f"{seconds / length_s:g} {unit}"
+    return f"{seconds:g} s" if seconds else "0"
+
+
+def timeline(times: TimeAccount, axis: TimeAxis) -> str:
+    """Draw the time of every rank; beyond ROWS_MAX ranks, rows of neighbouring ranks."""
+    lanes = _rows(times)
+    height = min(LANES_PX[1], max(LANES_PX[0], LANE_PX * len(lanes)))
+    each = height / max(1, len(lanes))
+    shapes = []
+    for row, (_, spans) in enumerate(lanes):
+        paths: dict[Bucket, list[str]] = {}
+        for span in columns(spans, times.begin_ns, times.wall_ns, LANE_COLUMNS):
+            begin, end = (round(X * axis.share(t), 1) for t in (span.begin_ns, span.end_ns))
+            paths.setdefault(span.bucket, []).append(f"M{begin:g} {row * each:g}h{end - begin:g}")
+        shapes += [
+            f'<path class="lane {bucket}" d="{_closed(parts, 0.86 * each)}"/>'
+            for bucket, parts in paths.items()
+        ]
+    labels = [
+        f'<text x="-6" y="{(row + 0.5) * each:.1f}" class="label end">{name}</text>'
+        for row, (name, _) in _labelled(lanes)
+    ]
+    return _figure(axis, height, _stretched("".join(shapes), height) + "".join(labels))
+
+
+def _closed(parts: Iterable[str], height: float) -> str:
+    """Close bars that are given by their upper edges."""
+    return "".join(f"{part}v{height:.3g}h{-float(part.rpartition('h')[2]):g}z" for part in parts)
+
+
+def _rows(times: TimeAccount) -> list[tuple[str, Sequence[Span]]]:
+    lanes = times.lanes
+    if len(lanes) <= ROWS_MAX:
+        return [(str(lane.seat), lane.spans) for lane in lanes]
+    size = math.ceil(len(lanes) / ROWS_MAX)
+    groups = [lanes[at : at + size] for at in range(0, len(lanes), size)]
+    return [(f"{group[0].seat}", _together(group)) for group in groups]
+
+
+def _together(lanes: Sequence[RankLane]) -> list[Span]:
+    return [span for lane in lanes for span in lane.spans]
+
+
+def _labelled(lanes: Sequence[tuple[str, Sequence[Span]]]) -> list[tuple[int, tuple[str, object]]]:
+    rows = list(enumerate(lanes))
+    if len(rows) <= LANES_PX[1] // LANE_PX:
+        return [(row, (name, None)) for row, (name, _) in rows]
+    return [(row, (name, None)) for row, (name, _) in (rows[0], rows[len(rows) // 2], rows[-1])]
+
+
+def curve(points: Sequence[tuple[int, float]], axis: TimeAxis, name: str, unit: str) -> str:
+    """Draw values over time, with the extremes of each column where there are more than fit."""
+    finite = [(t_ns, value) for t_ns, value in points if abs(value) < LARGEST]
+    if len(finite) < 2:
+        return ""
+    shown = _thinned(finite, axis)
+    values = sorted(value for _, value in shown)
+    low, high = values[0], values[-1]
+    cut = values[int(0.98 * (len(values) - 1))]
+    if high > 4 * cut > 0 and low >= 0:  # a step of a recovery would flatten all others
+        high = 1.5 * cut
+    room = (high - low) or abs(high) or 1.0
+    low, high = low - 0.06 * room, high + 0.06 * room
+    line = "".join(
+        '<polyline class="curve" points="'
+        + " ".join(
+            f"{X * axis.share(t_ns):.1f}"
+            f",{CURVE_PX * (1 - (min(value, high) - low) / (high - low)):.1f}"
+            for t_ns, value in part
+        )
+        + '"/>'
+        for part in _connected(shown)
+    )
+    labels = "".join(
+        f'<text x="-6" y="{y}" class="label end">{value:.3g}</text>'
+        for y, value in ((8, high), (CURVE_PX - 4, low))
+    )
+    title = f"<title>{name} in {unit}, from {values[0]:.4g} to {values[-1]:.4g}</title>"
+    return _figure(axis, CURVE_PX, title + _stretched(line, CURVE_PX) + labels)
+
+
+def _connected(points: list[tuple[int, float]]) -> list[list[tuple[int, float]]]:
+    """Divide a curve where nothing was reported for GAP times the median distance."""
+    distances = sorted(after[0] - before[0] for before, after in pairwise(points))
+    gap_ns = GAP * max(1, distances[len(distances) // 2])
+    parts = [[points[0]]]
+    for before, after in pairwise(points):
+        if after[0] - before[0] > gap_ns:
+            parts.append([])
+        parts[-1].append(after)
+    return parts
+
+
+def _thinned(points: Sequence[tuple[int, float]], axis: TimeAxis) -> list[tuple[int, float]]:
+    if len(points) <= POINTS_MAX:
+        return list(points)
+    buckets: dict[int, list[tuple[int, float]]] = {}
+    for point in points:
+        buckets.setdefault(int(axis.share(point[0]) * POINTS_MAX / 2), []).append(point)
+    kept: list[tuple[int, float]] = []
+    for inside in buckets.values():
+        kept += sorted({min(inside, key=_value), max(inside, key=_value)})
+    return kept
+
+
+def _value(point: tuple[int, float]) -> float:
+    return point[1]
+
+
+class WaterfallRow(NamedTuple):
+    """One row of the waterfall, in shares of the capacity (wall time of all ranks)."""
+
+    name: str
+    begin: float
+    width: float
+    seconds: float  # of one rank, on average
+    what: str
+
+
+_MEANINGS: dict[Bucket, str] = {
+    "start": "until a rank's first phase",
+    "step": "optimizer steps that count",
+    "eval": "phases without an optimizer",
+    "checkpoint": "phases that write a checkpoint",
+    "script": "the script's own code between phases",
+    "lost": "discarded attempts and steps that were rolled back",
+    "recovery": "from a generation's end to the next one's beginning",
+    "absent": "without a worker, while the others went on",
+    "stop": "after a rank's last phase",
+    "down": "between two launchers",
+}
+
+
+def waterfall(times: TimeAccount) -> list[WaterfallRow]:
+    """Divide the capacity, from all of it down to the steps, each loss with its name; sums are
+    exact."""
+    ranks = max(1, len(times.lanes))
+    lost: list[Bucket] = [b for b in BUCKETS if b != "step" and times.totals_ns[b]]
+    lost.sort(key=lambda bucket: times.totals_ns[bucket], reverse=True)
+    rows: list[WaterfallRow] = []
+    at = 1.0
+    for bucket in lost:
+        width = times.totals_ns[bucket] / max(1, times.capacity_ns)
+        at -= width
+        seconds = times.totals_ns[bucket] / ranks / 1e9
+        rows.append(WaterfallRow(bucket, at, width, seconds, _MEANINGS[bucket]))
+    share = times.goodput
+    seconds = times.totals_ns["step"] / ranks / 1e9
+    return [*rows, WaterfallRow("step", 0.0, share, seconds, _MEANINGS["step"])]
+
+
+def bar(row: WaterfallRow) -> str:
+    """Draw one row of the waterfall."""
+    return (
+        '<svg class="bar" role="img">'
+        f"<title>{row.name}: {percentage(row.width)}</title>"
+        f'<rect class="lane {row.name}" x="{100 * row.begin:.3f}%" width="{100 * row.width:.3f}%"'
+        ' height="100%"/></svg>'
+    )
+
+
+def _stretched(shapes: str, height: float) -> str:
+    return (
+        f'<svg viewBox="0 0 {X} {height:g}" preserveAspectRatio="none" width="100%"'
+        f' height="{height:g}">{shapes}</svg>'
+    )
+
+
+def _figure(axis: TimeAxis, height: float, inside: str) -> str:
+    """Return a figure with its ticks below and its incidents above."""
+    ticks = "".join(
+        f'<line class="tick" x1="{100 * at:.2f}%" x2="{100 * at:.2f}%" y1="0" y2="{height:g}"/>'
+        f'<text x="{100 * at:.2f}%" y="{height + 13:g}" class="label'
+        f'{" end" if at > 0.95 else " middle" if at else ""}">{text}</text>'
+        for at, text in axis.ticks()
+    )
+    marks = "".join(
+        f'<a href="#incident-{mark.number}"><line class="hit" x1="{100 * at:.2f}%"'
+        f' x2="{100 * at:.2f}%" y1="-16" y2="{height:g}"/><line class="mark" x1="{100 * at:.2f}%"'
+        f' x2="{100 * at:.2f}%" y1="-3" y2="{height:g}"/>'
+        f'<text class="number" x="{100 * at:.2f}%" y="-5">{mark.number}'
+        f"<title>{mark.text}</title></text></a>"
+        for mark in axis.marks
+        for at in [axis.share(mark.t_ns)]
+    )
+    return (
+        f'<svg class="figure" role="img" height="{height + 34:g}">'
+        f'<svg class="plot" y="16">{ticks}{inside}{marks}</svg></svg>'
+    )

@@ -1,0 +1,229 @@
+"""The server of pages: read-only, of one run or of all runs in a directory."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import anyio
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from outlast.errors import CorruptionError, OutlastError, RunDirError
+from outlast.telemetry.event_store import DIRECTORY
+from outlast.web.run_content import REFRESH_S, RunContent, RunReading
+from outlast.web.run_page import (
+    content_policy,
+    render_index,
+    render_page,
+    render_parts,
+    status,
+)
+
+COOKIE = "outlast_view"
+RUNS_MAX = 1_000
+VIEWERS_MAX = 200  # streams at once
+
+
+def find_runs(path: Path) -> dict[str, Path]:
+    """Return the runs of a directory by name: the directory itself, or those inside of it.
+
+    Raises RunDirError where there is none.
+    """
+    if (path / DIRECTORY).is_dir():
+        return {path.resolve().name: path}
+    runs = {child.name: child for child in _folders(path) if (child / DIRECTORY).is_dir()}
+    if not runs:
+        raise RunDirError(
+            f"{path} is no run directory and holds none; give the directory that `outlast run`"
+            " printed at its start, or one above it"
+        )
+    return dict(sorted(runs.items())[:RUNS_MAX])
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return [child for child in path.iterdir() if child.is_dir()]
+    except OSError as error:
+        raise RunDirError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+class PageServer:
+    """The pages of some runs. `single`: the run whose page is the first one, without an index."""
+
+    def __init__(self, path: Path, price_per_hour: float = 0.0) -> None:
+        self.path = path
+        self._price_per_hour = price_per_hour
+        self._runs = find_runs(path)
+        self._is_single = (path / DIRECTORY).is_dir()
+        self._readings: dict[str, RunReading] = {}
+        self._viewers = 0
+
+    def application(self, hosts: list[str], token: str = "") -> ASGIApp:
+        """Return the application. `hosts`: allowed in a request's Host header; `token`: "": none is
+        needed."""
+        routes = [
+            Route("/", self.first),
+            Route("/runs/{name}", self.page),
+            Route("/runs/{name}/stream", self.stream),
+            Route("/runs/{name}/logs/{rank:int}", self.log),
+        ]
+        middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
+        if token:
+            middleware.append(Middleware(TokenCheck, token=token))
+        middleware.append(Middleware(SecurityHeaders))
+        return Starlette(routes=routes, middleware=middleware)
+
+    async def first(self, _request: Request) -> Response:
+        """Serve the page of the only run, or the index."""
+        if self._is_single:
+            return await self._run(next(iter(self._runs)), "")
+        self._runs = await anyio.to_thread.run_sync(find_runs, self.path)
+        contents = {}
+        for name in self._runs:
+            contents[name] = await self._content(name)
+        return HTMLResponse(render_index(contents, str(self.path)))
+
+    async def page(self, request: Request) -> Response:
+        """Serve the page of a run."""
+        return await self._run(request.path_params["name"], "" if self._is_single else "/")
+
+    async def _run(self, name: str, index: str) -> Response:
+        if name not in self._runs:
+            return PlainTextResponse("no such run", 404)
+        content = await self._content(name)
+        if isinstance(content, str):
+            return PlainTextResponse(content, 503)
+        where = f"/runs/{name}"
+        stream = f"{where}/stream" if content.summary.exit_code is None else ""
+        logs = f"{where}/logs/"
+        html = render_page(content, name, stream=stream, index=index, logs=logs)
+        return HTMLResponse(html)
+
+    async def _content(self, name: str) -> RunContent | str:
+        """Return the content of a run, or why there is none."""
+        reading = self._readings.setdefault(
+            name, RunReading(self._runs[name], self._price_per_hour)
+        )
+        try:
+            content = await anyio.to_thread.run_sync(reading.refresh)
+        except OutlastError as error:
+            return str(error)
+        return content or f"{name} has written no events yet"
+
+    async def stream(self, request: Request) -> Response:
+        """Send the parts of a page that have changed, until the run has ended."""
+        name = request.path_params["name"]
+        if name not in self._runs:
+            return PlainTextResponse("no such run", 404)
+        if self._viewers >= VIEWERS_MAX:
+            return PlainTextResponse(f"{VIEWERS_MAX} pages are open already", 503)
+        return StreamingResponse(self._changes(name), media_type="text/event-stream")
+
+    async def _changes(self, name: str) -> AsyncIterator[str]:
+        sent: dict[str, str] = {}
+        self._viewers += 1
+        try:
+            while True:
+                content = await self._content(name)
+                if isinstance(content, str):
+                    yield _message({"parts": {}, "status": content})
+                else:
+                    parts = render_parts(content, f"/runs/{name}/logs/")
+                    changed = {key: part for key, part in parts.items() if sent.get(key) != part}
+                    sent = parts
+                    yield _message({"parts": changed, "status": status(content)})
+                    if content.summary.exit_code is not None:
+                        yield f"event: end\ndata: ended, {content.events:,} events\n\n"
+                        return
+                await anyio.sleep(REFRESH_S)
+        finally:
+            self._viewers -= 1
+
+    async def log(self, request: Request) -> Response:
+        """Serve the last lines of a rank's log."""
+        name, rank = request.path_params["name"], request.path_params["rank"]
+        if name not in self._runs or isinstance(await self._content(name), str):
+            return PlainTextResponse("no such run", 404)
+        try:
+            text = await anyio.to_thread.run_sync(self._readings[name].log_tail, rank)
+        except (OSError, CorruptionError) as error:
+            return PlainTextResponse(f"the log of rank {rank} cannot be read: {error}", 404)
+        return PlainTextResponse(text or f"rank {rank} has written nothing\n")
+
+
+def _message(what: Mapping[str, object]) -> str:
+    return f"data: {json.dumps(what)}\n\n"
+
+
+class SecurityHeaders:
+    """Middleware that forbids other origins, frames and guesses of types."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Add the headers to each response."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: dict[str, object]) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ())]  # type: ignore[misc]
+                headers += [
+                    (
+                        b"content-security-policy",
+                        f"{content_policy()}; frame-ancestors 'none'".encode(),
+                    ),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"no-referrer"),
+                    (b"cache-control", b"no-store"),
+                ]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self.app(scope, receive, with_headers)  # type: ignore[arg-type]
+
+
+class TokenCheck:
+    """Middleware that lets in who has the token: by the printed link once, then by a cookie."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse a request without the token with 403."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
+        response: Response
+        if self._matches(request.query_params.get("token", "")):
+            response = RedirectResponse(request.url.path, 303)
+            response.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+        elif self._matches(request.cookies.get(COOKIE, "")):
+            await self.app(scope, receive, send)
+            return
+        else:
+            response = PlainTextResponse(
+                "this page needs the link that `outlast view` has printed", 403
+            )
+        await response(scope, receive, send)
+
+    def _matches(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())

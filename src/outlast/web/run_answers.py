@@ -1,0 +1,253 @@
+"""Answers of a run's first screen: training, speed, incidents, safety of the state, finish.
+
+Pure functions of events and of the time; times are Unix nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import quantiles
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from outlast.events import (
+    AnyEvent,
+    CheckpointFailed,
+    CheckpointSaved,
+    Drained,
+    DrainFailed,
+    GenerationClosed,
+    GenerationOpened,
+    PhaseDone,
+    ReplicasCompared,
+    RunEnded,
+)
+from outlast.telemetry.event_store import Life
+from outlast.telemetry.incidents import Incident
+from outlast.telemetry.run_board import headline
+from outlast.telemetry.run_summary import RunSummary
+from outlast.text_formatting import duration, percentage, plural
+
+Level = Literal["good", "warn", "bad", "plain"]
+QUIET_STEPS = 20  # without a commit for as many step times, and QUIET_MIN_S, a run is not training
+QUIET_MIN_S = 30.0
+TREND_SHARE = 0.1  # of all steps: the newest ones, whose median is compared with that of all
+TREND_MIN = 0.02  # smaller changes are no trend
+NEWEST_INCIDENTS = 3
+
+
+class PageAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One question of the first screen, its figure, and the lines below it."""
+
+    key: str
+    question: str
+    figure: str
+    lines: tuple[str, ...]
+    level: Level
+
+
+class StepTimes(NamedTuple):
+    """Commits of the job's steps as one rank saw them: when each ended, and how long it took."""
+
+    ends_ns: list[int]
+    lasted_s: list[float]
+
+    def median_s(self, share: float = 1.0) -> float:
+        """Return the median of the newest `share` of them; 0.0 without any."""
+        newest = sorted(self.lasted_s[-max(1, round(share * len(self.lasted_s))) :])
+        return newest[len(newest) // 2] if newest else 0.0
+
+    def band_s(self) -> tuple[float, float]:
+        """Return the quartiles of the newest steps."""
+        newest = self.lasted_s[-max(4, round(TREND_SHARE * len(self.lasted_s))) :]
+        if len(newest) < 4:
+            return self.median_s(), self.median_s()
+        low, _, high = quantiles(newest, n=4)
+        return low, high
+
+
+def step_times(events: Sequence[AnyEvent]) -> StepTimes:
+    """Return the steps of the lowest rank, each once: the last attempt of those done again."""
+    seats = {event.seat for event in events if isinstance(event, PhaseDone)}
+    seat = min(seats, default=-1)
+    by_step: dict[int, PhaseDone] = {}
+    for event in events:
+        if isinstance(event, PhaseDone) and event.seat == seat and event.kind == "step":
+            by_step.pop(event.step, None)
+            by_step[event.step] = event
+    done = list(by_step.values())
+    return StepTimes(
+        [event.t_ns for event in done],
+        [(event.t_ns - event.t_begin_ns) / event.steps / 1e9 for event in done],
+    )
+
+
+def answers(
+    events: Sequence[AnyEvent],
+    summary: RunSummary,
+    run_incidents: Sequence[Incident],
+    *,
+    now_ns: int,
+    life: Life,
+    price_per_hour: float = 0.0,
+) -> tuple[PageAnswer, ...]:
+    """Answer the five questions. `price_per_hour`: dollars an hour of the whole job; 0: unknown."""
+    times = step_times(events)
+    return (
+        _training(events, summary, times, now_ns, life),
+        _speed(summary, times),
+        _broken(summary, run_incidents),
+        _safety(events, summary, now_ns),
+        _finish(summary, times, price_per_hour),
+    )
+
+
+def _ago(t_ns: int, now_ns: int) -> str:
+    return f"{duration(max(0, now_ns - t_ns) / 1e9)} ago"
+
+
+def _of_total(summary: RunSummary) -> str:
+    if summary.steps is None:
+        return "steps unknown"
+    if not summary.steps_total:
+        return f"step {summary.steps:,}"
+    return f"step {summary.steps:,} of {summary.steps_total:,}"
+
+
+def _training(
+    events: Sequence[AnyEvent], summary: RunSummary, times: StepTimes, now_ns: int, life: Life
+) -> PageAnswer:
+    lines, level = _activity(events, summary, times, now_ns, life)
+    return PageAnswer(
+        key="training",
+        question="Is it training?",
+        figure=_of_total(summary),
+        lines=tuple(lines),
+        level=level,
+    )
+
+
+def _activity(
+    events: Sequence[AnyEvent], summary: RunSummary, times: StepTimes, now_ns: int, life: Life
+) -> tuple[list[str], Level]:
+    last = [f"last commit {_ago(times.ends_ns[-1], now_ns)}"] if times.ends_ns else []
+    ended = next((event for event in reversed(events) if isinstance(event, RunEnded)), None)
+    if summary.exit_code is not None and ended is not None:
+        words = f"{summary.outcome.replace('_', ' ')}, exit code {ended.exit_code}"
+        return [words, f"ended {_ago(ended.t_ns, now_ns)}"], (
+            "good" if summary.outcome == "done" else "bad"
+        )
+    if life == "died":
+        return ["its launcher died; the same command resumes the run", *last], "bad"
+    since = next(
+        (e for e in reversed(events) if isinstance(e, GenerationClosed | GenerationOpened)), None
+    )
+    unknown = life == "unknown"
+    where = ["written on another host: whether it still runs is unknown"] if unknown else []
+    if since is None:
+        return ["starting", *where], "plain"
+    if isinstance(since, GenerationClosed):
+        return [f"recovering since {duration((now_ns - since.t_ns) / 1e9)}", *last, *where], "warn"
+    quiet_s = (now_ns - max([*times.ends_ns[-1:], since.t_ns])) / 1e9
+    if quiet_s > max(QUIET_MIN_S, QUIET_STEPS * times.median_s()):
+        return [f"no commit for {duration(quiet_s)}", *last, *where], "plain" if unknown else "bad"
+    return [*last, "computing", *where], "plain" if unknown else "good"
+
+
+def _speed(summary: RunSummary, times: StepTimes) -> PageAnswer:
+    lines = []
+    if summary.goodput is not None:
+        lines.append(f"goodput {percentage(summary.goodput)} of {plural(summary.world, 'rank')}")
+    if whole_s := times.median_s():
+        now_s = times.median_s(TREND_SHARE)
+        change = now_s / whole_s - 1
+        trend = f", {abs(change):.0%} {'slower' if change > 0 else 'faster'} than the median"
+        trend = trend if abs(change) >= TREND_MIN else ", steady"
+        rate = f"{1 / now_s:.1f} steps/s" if now_s < 1 else f"{60 / now_s:.1f} steps/min"
+        lines.append(f"{duration(now_s)} a step{trend} ({rate})")
+    lost_s = sum(summary.buckets_s[bucket] for bucket in ("lost", "recovery", "down"))
+    if summary.world and lost_s:
+        lines.append(f"{duration(lost_s / summary.world)} lost to failures, on each rank")
+    return PageAnswer(
+        key="speed",
+        question="How well?",
+        figure="ETTR unknown" if summary.ettr is None else f"ETTR {percentage(summary.ettr)}",
+        lines=tuple(lines),
+        level="plain",
+    )
+
+
+def _broken(summary: RunSummary, run_incidents: Sequence[Incident]) -> PageAnswer:
+    failures = [incident for incident in run_incidents if not incident.is_request]
+    lost = summary.committed_steps_lost
+    lines = [headline(incident, brief=True) for incident in failures[-NEWEST_INCIDENTS:][::-1]]
+    if len(failures) > len(lines):
+        lines.append(f"and {plural(len(failures) - len(lines), 'incident')} before")
+    lines.append(f"{plural(lost, 'committed step')} lost" if lost is not None else "steps unknown")
+    is_open = any(incident.state != "recovered" for incident in failures)
+    return PageAnswer(
+        key="broken",
+        question="What broke?",
+        figure=plural(len(failures), "incident") if failures else "nothing",
+        lines=tuple(lines),
+        level="bad" if is_open else "warn" if lost else "good",
+    )
+
+
+def _safety(events: Sequence[AnyEvent], summary: RunSummary, now_ns: int) -> PageAnswer:
+    saved = next((event for event in reversed(events) if isinstance(event, CheckpointSaved)), None)
+    kept = next((event for event in reversed(events) if isinstance(event, Drained)), None)
+    failed = next(
+        (e for e in reversed(events) if isinstance(e, CheckpointFailed | DrainFailed)), None
+    )
+    compared = next((e for e in reversed(events) if isinstance(e, ReplicasCompared)), None)
+    lines = []
+    if saved:
+        lines.append(
+            f"newest one {_ago(saved.t_ns, now_ns)}, {plural(summary.checkpoints, 'save')}"
+        )
+    if kept:
+        lines.append(f"durable storage has step {kept.step:,}")
+    if failed and (saved is None or failed.t_ns > saved.t_ns):
+        lines.append(f"the newest save failed: {failed.error}")
+    checked = f" ({_ago(compared.t_ns, now_ns)})" if compared else ""
+    lines.append(f"replicas: {summary.replicas.sentence}{checked}")
+    behind = bool(failed and (saved is None or failed.t_ns > saved.t_ns))
+    return PageAnswer(
+        key="safety",
+        question="Is the state safe?",
+        figure=f"checkpoint of step {saved.step:,}" if saved else "no checkpoint",
+        lines=tuple(lines),
+        level="bad" if behind else "good" if saved else "warn",
+    )
+
+
+def _finish(summary: RunSummary, times: StepTimes, price_per_hour: float) -> PageAnswer:
+    spent = f"{duration(summary.wall_s)} so far"
+    dollars = f", ${price_per_hour * summary.wall_s / 3600:,.0f}" if price_per_hour else ""
+    lines = [spent + dollars]
+    figure = "unknown"
+    if summary.exit_code is not None:
+        figure = "ended"
+    elif summary.steps is not None and summary.steps_total and times.lasted_s:
+        rest = max(0, summary.steps_total - summary.steps)
+        ettr = max(summary.ettr or 0.0, 0.01)
+        low_s, high_s = times.band_s()
+        figure = f"in {duration(rest * times.median_s(TREND_SHARE) / ettr)}"
+        lines.append(
+            f"{duration(rest * low_s)} to {duration(rest * high_s / ettr)}: quartiles of the newest"
+            " steps, without failures and at this ETTR"
+        )
+        if price_per_hour:
+            cost = price_per_hour * rest * times.median_s(TREND_SHARE) / ettr / 3600
+            lines.append(f"${cost:,.0f} more")
+    elif summary.exit_code is None:
+        lines.append("the script sets no last step")
+    return PageAnswer(
+        key="finish",
+        question="When is it done?",
+        figure=figure,
+        lines=tuple(lines),
+        level="plain",
+    )

@@ -1,0 +1,142 @@
+"""The page of a run as HTML: whole, and in parts that a live page replaces."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from outlast import __version__
+from outlast.telemetry.run_board import headline
+from outlast.telemetry.time_accounting import BUCKETS
+from outlast.text_formatting import duration, percentage, size, warning
+from outlast.web import page_figures
+from outlast.web.page_figures import IncidentMark, TimeAxis
+from outlast.web.run_content import RunContent
+
+PARTS = (
+    "answers",
+    "timeline",
+    "waterfall",
+    "curves",
+    "incidents",
+    "checkpoints",
+    "workers",
+    "findings",
+)
+
+
+def axis_of(content: RunContent) -> TimeAxis:
+    """Return the axis of time of a run's figures, with its incidents."""
+    times = content.times
+    marks = [
+        IncidentMark(incident.number, incident.t_ns, headline(incident, brief=True))
+        for incident, _ in content.stories
+        if times.begin_ns <= incident.t_ns <= times.end_ns
+    ]
+    return TimeAxis(times.begin_ns, times.end_ns, tuple(marks))
+
+
+def render_parts(content: RunContent, logs: str = "") -> dict[str, str]:
+    """Return the parts of the page by name. `logs`: where the server has the logs of ranks."""
+    module = _environment().get_template("run_parts.html.j2").make_module({"logs": logs})
+    return {part: str(getattr(module, part)(content)) for part in PARTS}
+
+
+def status(content: RunContent) -> str:
+    """Return what the head of the page says of its age."""
+    read = f"{content.events:,} events"
+    return f"live, {read}" if content.life == "running" else read
+
+
+def render_page(
+    content: RunContent, name: str, *, stream: str = "", index: str = "", logs: str = ""
+) -> str:
+    """Return the page. `stream`: where the server sends changes; "": the page stays as it is."""
+    return (
+        _environment()
+        .get_template("run_page.html.j2")
+        .render(
+            parts=render_parts(content, logs),
+            name=name,
+            script=content.summary.script,
+            status=status(content),
+            stream=stream,
+            index=index,
+            style=asset("page.css"),
+            script_text=asset("page.js"),
+            policy=content_policy(),
+            version=__version__,
+        )
+    )
+
+
+def render_index(contents: Mapping[str, RunContent | str], path: str) -> str:
+    """Return the index of runs. A text in place of a content: why there is none."""
+    return (
+        _environment()
+        .get_template("runs_index.html.j2")
+        .render(contents=contents, path=path, style=asset("page.css"), policy=content_policy())
+    )
+
+
+@cache
+def asset(name: str) -> str:
+    """Return a file of this package."""
+    return files("outlast.web").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def content_policy() -> str:
+    """Return the Content-Security-Policy: own style sheet, own script, own server."""
+    return (
+        f"default-src 'none'; style-src {_hash('page.css')}; script-src {_hash('page.js')};"
+        " connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(name: str) -> str:
+    digest = hashlib.sha256(asset(name).encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("outlast.web", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.globals.update(_globals())
+    return environment
+
+
+def _globals() -> dict[str, Callable[..., Any]]:
+    return {
+        "ago": lambda t_ns, content: f"{duration(max(0, content.now_ns - t_ns) / 1e9)} ago",
+        "bar": page_figures.bar,
+        "buckets": lambda content: [b for b in BUCKETS if content.times.totals_ns[b]],
+        "draw_curves": _curves,
+        "draw_timeline": lambda content: page_figures.timeline(content.times, axis_of(content)),
+        "draw_waterfall": lambda content: page_figures.waterfall(content.times),
+        "duration": duration,
+        "headline": headline,
+        "percentage": percentage,
+        "size": size,
+        "warning": warning,
+    }
+
+
+def _curves(content: RunContent) -> tuple[str, str]:
+    axis = axis_of(content)
+    steps = list(zip(content.steps.ends_ns, content.steps.lasted_s, strict=True))
+    return (
+        page_figures.curve(content.loss, axis, "loss", "its own unit"),
+        page_figures.curve(steps, axis, "step time", "seconds"),
+    )

@@ -1,0 +1,72 @@
+"""The page in a real browser: figures, colours, widths, and a run that goes on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.telemetry.synthetic_run import SyntheticRun
+from tests.web.conftest import serving
+
+from outlast.cli.main import main
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not shutil.which("chromium"), reason="there is no Chromium on this machine"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    with sync_playwright() as playwright:
+        path = shutil.which("chromium")
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+def opened(browser: Browser, link: str, width: int = 1280, scheme: str = "light") -> Page:
+    """Open a page that must not complain."""
+    page = browser.new_page(
+        viewport={"width": width, "height": 900},
+        color_scheme="dark" if scheme == "dark" else "light",
+    )
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(link)
+    assert complaints == []
+    return page
+
+
+def test_a_live_page_follows_a_kill_and_the_end(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "gpt", world=4).start().steps(5)
+    with serving(run.run_dir) as link:
+        page = opened(browser, link)
+        expect(page.locator("#answer-training")).to_contain_text("step 5")
+        run.killed(2).steps(3)
+        expect(page.locator("#answer-broken")).to_contain_text("1 incident", timeout=30_000)
+        page.locator("#incident-1 summary").click()
+        run.steps(4)
+        expect(page.locator("#answer-training")).to_contain_text("step 12", timeout=30_000)
+        assert page.locator("#incident-1").get_attribute("open") is not None
+        run.end().close()
+        expect(page.locator("#live")).to_contain_text("ended", timeout=30_000)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light"), (3840, "dark")])
+def test_the_exported_page(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    run = SyntheticRun(tmp_path / "gpt", world=4).start().steps(5).killed(2).steps(5)
+    run.end().close()
+    path = tmp_path / "page.html"
+    assert main(["view", str(run.run_dir), "--export", str(path)]) == 0
+    page = opened(browser, path.as_uri(), width, scheme)
+    for key in ("training", "speed", "broken", "safety", "finish"):
+        expect(page.locator(f"#answer-{key} b")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    lane = page.locator("path.lane.step").first
+    assert lane.evaluate("path => getComputedStyle(path).fill") != "rgb(0, 0, 0)"
+    page.locator("svg a").first.click()
+    assert page.locator("#incident-1").get_attribute("open") is not None
