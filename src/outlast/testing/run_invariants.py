@@ -228,7 +228,7 @@ def _is_scarce(plan: FaultPlan, ledger: RunInvariants, end: inputs.EndRun) -> bo
         return False
     may_leave = options.root < 0 and not options.needs_all and plan.shard_sets == 1
     if end.cause is not None and "had room" in end.cause.detail:
-        return ledger.is_start or not may_leave
+        return ledger.is_start or not (may_leave and end.n)
     few = options.respawns_max < RESPAWNS_AMPLE
     return few and not (may_leave and end.n)
 
