@@ -54,6 +54,18 @@ def test_a_first_failure_changes_no_bit(pair: Runner) -> None:
     assert "then it ran whole, with empty caches" in detail
 
 
+@pytest.mark.extended
+def test_state_on_the_host_changes_no_bit(pair: Runner) -> None:
+    """A real run, in which the memory of the host is taken for that of a device."""
+    expected = again(pair, "clean", job=("--whole",)).ranks
+    fault = "--fault=oom:rank=1,step=4,times=2"
+    outcome = again(pair, "away", fault, job=("--whole", "--away"))
+    assert outcome.code == 0, outcome.output
+    assert outcome.ranks == expected
+    (detail,) = warned(outcome)
+    assert "with empty caches, 0 MiB of optimizers' state on the host" in detail
+
+
 def test_a_step_that_never_fits_ends_with_the_advice(pair: Runner) -> None:
     """A real allocation of 90,000 GiB on one rank, in a step that cannot be split before it."""
     outcome = again(pair, "never", job=("--greedy=90000", "--whole"))

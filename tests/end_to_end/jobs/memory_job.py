@@ -13,18 +13,22 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import outlast
+from outlast.worker.sentinels.optimizer_memory import StateOffload
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--by-hand", type=int, default=-1)
 parser.add_argument("--whole", action="store_true", help="a step without session.split")
 parser.add_argument("--greedy", type=int, default=0, help="a step that allocates this many GiB")
+parser.add_argument("--away", action="store_true", help="state may go to a host that is a device")
 args = parser.parse_args()
 
 session = outlast.init()
+if args.away:
+    session._worker.phases.memory.offload = StateOffload(is_far=lambda _: True)
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(
-    nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    nn.Sequential(nn.Linear(8, 128), nn.GELU(), nn.Linear(128, 4))
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 data = TensorDataset(torch.randn(64, 8), torch.randint(4, (64,)))

@@ -19,6 +19,7 @@ from outlast.worker.sentinels.memory_sentinel import (
     MemoryWord,
     is_out_of_memory,
 )
+from outlast.worker.sentinels.optimizer_memory import StateOffload
 from outlast.worker.worker_events import WorkerEvents
 
 
@@ -29,9 +30,11 @@ class Stage:
         self.status: Any = SimpleNamespace(n=0)
         self.timeline = WorkerEvents(None, "w1-0")
         self.emitted: list[events.AnyEvent] = []
-        self.timeline.emit = self.emitted.append
+        self.timeline._emit = self.emitted.append
         tree = SimpleNamespace(reducers=list(reducers))
-        state: Any = SimpleNamespace(reducers=SimpleNamespace(is_static=static), tree=tree)
+        reductions = SimpleNamespace(is_static=static)
+        state: Any = SimpleNamespace(reducers=reductions, tree=tree, optimizers={})
+        self.optimizers = state.optimizers
         owner: Any = SimpleNamespace(protected_state=lambda: state)
         self.is_real = True
         self.sentinel = MemorySentinel(self.status, self.timeline, owner, lambda: self.is_real)
@@ -203,3 +206,33 @@ def test_rows() -> None:
     assert common_size([torch.ones(3), torch.ones(2)]) == common_size(["a", 1]) == 0
     pair = cut_rows((torch.arange(4), [1, 2]), 1, 3, 4)
     assert pair[0].tolist() == [1, 2] and pair[1] == [1, 2]
+
+
+def test_state_is_away_where_nothing_else_has_helped() -> None:
+    """Whole, with empty caches, then with the optimizer's state on the host, until the vote."""
+    stage = Stage()
+    weight = nn.Parameter(torch.randn(1 << 20))
+    optimizer = stage.optimizers["o"] = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    weight.grad = torch.ones(1 << 20)
+    optimizer.step()
+    momentum = optimizer.state[weight]["momentum_buffer"]
+    sentinel = stage.sentinel
+    sentinel.offload = StateOffload(is_far=lambda _: True)
+    for step in range(LASTING + 1):
+        is_lasting = step == LASTING
+        for failures in range(3):
+            if failures and not is_lasting:
+                stage.fail()
+            sentinel.begin()
+            place = momentum.data_ptr()
+            sentinel.put_away()
+            is_away = momentum.data_ptr() != place
+            assert is_away is (failures == 2 or is_lasting), (step, failures)
+            sentinel.before_vote(optimizer)
+        sentinel.completed(step + 1, is_step=True)
+        stage.status.n += 1
+    texts = [one.detail for one in stage.emitted if isinstance(one, events.Warned)]
+    assert len(texts) == LASTING
+    assert "with empty caches, 4 MiB of optimizers' state on the host" in texts[0]
+    notes = [one.text for one in stage.emitted if isinstance(one, events.Note)]
+    assert sum("from here on it is there until the vote" in text for text in notes) == 1

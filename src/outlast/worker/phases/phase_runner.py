@@ -178,6 +178,8 @@ class PhaseRunner:
         self.gate.vote = self._vote_before_step
         self.gate.is_undoable = attempt.dry or attempt.has_copy
         try:
+            if not self.gate.is_undoable:
+                self.memory.put_away()
             with (
                 self.rehearsal.leftovers.watched(attempt.key, self.protected_state().tree),
                 self.nonfinite.attempt(self.protected_state()),
@@ -197,6 +199,7 @@ class PhaseRunner:
             self.protected_state().iterations.must_be_sharded(optimizer)
             self.joining.must_not_train_on_lost(optimizer)
         if not (self.gate.is_undoable or attempt.vote_ns):
+            self.memory.before_vote(optimizer)
             commit_gate.prepare_vote(attempt, self.protected_state())
             self.rehearsal.rehearse(attempt)
             self.nonfinite.look(attempt.key, optimizer)
@@ -207,6 +210,7 @@ class PhaseRunner:
 
     def _vote_at_end(self, attempt: PhaseAttempt) -> None:
         """Vote at the end of a phase in which no optimizer has stepped."""
+        self.memory.before_vote()
         commit_gate.must_leave_no_gradient(attempt, self.protected_state())
         if attempt.kind == "eval":
             self.rehearsal.leftovers.must_not_be_read(attempt.key, self.script.refuse)
@@ -316,7 +320,7 @@ class PhaseRunner:
         self._timeline.refused(n, step, attempt.kind, attempt.begin_ns, reason)
         if attempt.vote_ns:
             self.await_replacement(GroupError(reason), "torn")
-        if why := attempt.undo.put_back() or attempt.describe_written():
+        if why := self.memory.settle() or attempt.undo.put_back() or attempt.describe_written():
             self.await_replacement(GroupError(why), "broken")
         if not (attempt.rehearsed or (attempt.disputed and self.script.caches.repeated)):
             self.script.remove_cache_entries()

@@ -6,6 +6,9 @@ caches, then in parts, where its function reads the batch by `session.split`.
 | 1 | whole, with empty caches |
 | 2, 3, ... | in 2, 4, ... parts |
 
+A rank on a device that has itself failed three times at the phase, or twice at one that has no
+parts, also keeps its optimizers' state on the host until the vote (optimizer_memory.py).
+
 The count travels with the exchange that every new generation begins with. A rank that has needed
 parts in `LASTING` steps in a row keeps them, since each such step costs two recoveries.
 """
@@ -22,10 +25,12 @@ from typing import Any, Protocol
 import msgspec
 import torch
 from torch import distributed as dist
+from torch.optim import Optimizer
 
 from outlast import events
 from outlast.errors import PhaseError
 from outlast.worker.sentinels.batch_parts import common_size, cut_rows
+from outlast.worker.sentinels.optimizer_memory import StateOffload, StateReserve
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
@@ -59,6 +64,12 @@ def memory_text() -> str:
         f" reserved, {pieces >> 20} of them in free pieces ({part:.0%} fragmentation),"
         f" {free >> 20} of {total >> 20} free outside"
     )
+
+
+def _empty_caches() -> None:
+    gc.collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _has_peers() -> bool:
@@ -102,19 +113,49 @@ class MemorySentinel:
         self._is_relief_due = False
         self._used = 1  # parts of the attempt under way
         self._syncs: list[bool] = []  # of DDP modules, before a batch in parts
+        self.offload, self._reserve = StateOffload(), StateReserve()
+        self._away_bytes = 0  # of optimizers' state, in the attempt under way
+        self._is_away_lasting = False
 
     # --- the attempt ---
 
     def begin(self) -> None:
         """Begin an attempt; empty the caches if the one before it ran out of memory."""
-        self._used = 1
+        self._used, self._away_bytes = 1, 0
         self._restore_syncs()
-        if not self._is_relief_due:
-            return
-        self._is_relief_due = False
-        gc.collect()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        if self._is_relief_due:
+            self._is_relief_due = False
+            _empty_caches()
+
+    def put_away(self) -> None:
+        """Move the optimizers' state to the host, if nothing else has helped."""
+        is_here = self._n == self._status.n and self._counts()
+        needed = 3 if self._is_splittable else 2
+        if self._is_away_lasting or (is_here and len(self._own_failures) >= needed):
+            optimizers = self._owner.protected_state().optimizers.values()
+            try:
+                self._away_bytes = self.offload.put_away(optimizers)
+            except (RuntimeError, MemoryError) as error:  # of the host's allocator
+                if not is_out_of_memory(error):
+                    raise
+                self._timeline.note_once(f"no memory on the host for optimizers' state: {error}")
+                self.offload.bring_back()
+            if self._away_bytes:
+                _empty_caches()
+
+    def before_vote(self, optimizer: Optimizer | None = None) -> None:
+        """Move the optimizers' state back, and reserve what an optimizer's first step will make."""
+        self.offload.bring_back()
+        if optimizer is not None and self._counts():
+            self._reserve.take(optimizer)
+
+    def settle(self) -> str:
+        """Move the optimizers' state back behind a refused attempt; return why that failed."""
+        try:
+            self.offload.bring_back()
+        except torch.OutOfMemoryError as error:
+            return f"the optimizer's state, which was on the host, did not fit any more: {error}"
+        return ""
 
     @property
     def parts(self) -> int:
@@ -207,7 +248,8 @@ class MemorySentinel:
     def completed(self, step: int, *, is_step: bool) -> None:
         """Report a phase that ran out of memory and is complete."""
         is_here = self._n == self._status.n
-        needed = is_here and self._used > self._lasting
+        is_new = self._away_bytes > 0 and not self._is_away_lasting
+        needed = is_here and (self._used > self._lasting or is_new)
         if is_step:
             self._row = self._row + 1 if needed else 0
         if not is_here:
@@ -216,9 +258,18 @@ class MemorySentinel:
         failures, self._n, self._failures = self._failures, -1, 0
         if own:
             how = f"in {self._used} parts" if self._used > 1 else "whole, with empty caches"
+            if self._away_bytes:
+                how += f", {self._away_bytes >> 20} MiB of optimizers' state on the host"
             self._report(f"step {step}: out of memory {own[-1]}; then it ran {how}, on all ranks")
-        if self._row >= LASTING and self._used > 1:
+        if self._row >= LASTING and is_new and self._used == 1:
+            self._is_away_lasting, self._row = True, 0
+            self._timeline.note(
+                f"{LASTING} steps in a row needed the optimizers' state on the host: from here on"
+                " it is there until the vote of each; smaller batches would be faster"
+            )
+        elif self._row >= LASTING and self._used > 1:
             self._lasting, self._row = self._used, 0
+            self._is_away_lasting = self._is_away_lasting or is_new
             self._timeline.note(
                 f"{LASTING} steps in a row ran out of memory {failures} times: from here on each"
                 f" runs in {self._lasting} parts on all ranks; smaller batches would be faster"
