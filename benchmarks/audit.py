@@ -22,7 +22,7 @@ from harness import Clock, Spread, clocked, load, median, spread, table, verdict
 from torch import Tensor, nn
 from workload import CONTEXT, WORDS, Transformer, loss_of
 
-from outlast.launch.torchrun_arguments import AUDIT_EVERY
+from outlast.launch.outlast_flags import AUDIT_EVERY
 from outlast.transport import channel, messages
 from outlast.worker.phases.phase_attempt import WINDOW_BYTES, WrittenWeights
 from outlast.worker.state.audited_state import (

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from workload import SIZES, Ledger, Noise, add_flags, device_of, loss_of, parallel_model
 
 import outlast
-from outlast.launch.torchrun_arguments import AUDIT_EVERY
+from outlast.launch.outlast_flags import AUDIT_EVERY
 
 parser = argparse.ArgumentParser()
 add_flags(parser)

@@ -95,6 +95,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     checkpoint_every: int  # committed steps; 0: only when draining; AUTO
     snapshot_every: int  # committed steps between copies in memory; 0: a checkpoint's own; AUTO
     audit_every: int  # committed steps between audits of a part of the state; 0: after recoveries
+    replay_every: int = 0  # committed steps between replays on another rank; 0: none
     until_step: int  # after it a checkpoint, and the script ends; 0: no limit
     keepers: str  # where the keepers of the seats listen: this, and the seat's number
     shares_keepers: bool = False  # keepers of all hosts are reached by their doors

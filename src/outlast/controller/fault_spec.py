@@ -16,6 +16,7 @@
     flip:rank=1,step=6,tensor=model.0.*    one bit of a replicated tensor flips after the commit
     flip:rank=1,phase=reduced,bit=30       one bit of a gradient flips after its reduction
     flip:rank=1,phase=backward             one bit of a gradient flips before its reduction
+    flip:rank=1,step=6,phase=backward,cause=device   likewise from step 6 on, in this process
     kill:spare=0                           the first spare, as soon as it is warm
     kill:random=3,steps=5-50               three kills at seeded places of steps 5 to 50
     kill:rank=1,after=30                   SIGKILL (or stop) 30 s after the start, in any script
@@ -66,7 +67,7 @@ _FORMS: dict[str, tuple[set[str], tuple[Kind, ...]]] = {
     "spare": ({"for"}, ("kill", "stop")),
     "after": ({"rank", "for"}, ("kill", "stop")),
     "random": ({"rank", "phase", "steps", "for"}, _KINDS),
-    "cause": ({"rank", "step", "phase"}, ("nan",)),
+    "cause": ({"rank", "step", "phase", "tensor", "bit"}, ("nan", "flip")),
     "factor": ({"rank", "step", "phase"}, ("slow",)),
     "tensor": ({"rank", "step", "phase", "times", "bit"}, ("flip",)),
     "bit": ({"rank", "step", "phase", "times"}, ("flip",)),
@@ -191,6 +192,10 @@ def _contradiction(kind: str, keys: set[str], fields: dict[str, object]) -> str:
         return f"for is only for {', '.join(_LASTING)}"
     if kind == "nan" and fields["where"] not in _POISONED:
         return f"nan is only for phase={' and phase='.join(_POISONED)}, where a model computes"
+    if kind == "flip" and "cause" in keys and fields["where"] != "backward":
+        return "a flip with a cause needs phase=backward, which a redo computes again"
+    if kind == "nan" and (others := sorted(keys & {"tensor", "bit"})):
+        return f"{', '.join(others)} is only for flip"
     if kind == "full" and fields["where"] != "checkpoint":
         return "full needs phase=checkpoint, where a checkpoint is written"
     return ""

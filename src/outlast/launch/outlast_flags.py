@@ -20,6 +20,7 @@ from outlast.errors import ConfigError, UsageError
 from outlast.launch.notices import notice_flags
 from outlast.launch.policies import policy_files
 
+AUDIT_EVERY = 100
 T = TypeVar("T")
 
 
@@ -147,8 +148,31 @@ def copies(text: str, world: int) -> tuple[int, int]:
     return (1, number) if colon and number > 2 else (number, 0)
 
 
+def _add_comparison_flags(add: Callable[..., object]) -> None:
+    add(
+        "--audit-every",
+        "--audit_every",
+        type=steps,
+        default=AUDIT_EVERY,
+        metavar="STEPS",
+        help="Let replicas compare digests of all their state within STEPS committed steps, by"
+        " windows in every vote (default 100; 0: only after the start and each recovery).",
+    )
+    add(
+        "--replay-every",
+        "--replay_every",
+        type=steps,
+        default=0,
+        metavar="STEPS",
+        help="Every STEPS committed steps, let each rank compute the step of another rank again and"
+        " compare what both give to the reductions, so that a device which computes wrongly is"
+        " found. Costs about two steps each time (default 0: never).",
+    )
+
+
 def add_check_flags(add: Callable[..., object]) -> None:
     """Add the flags of checks and notices to the parser."""
+    _add_comparison_flags(add)
     add(
         "--on-unrepeatable",
         "--on_unrepeatable",

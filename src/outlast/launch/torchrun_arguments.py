@@ -46,7 +46,7 @@ _REFUSED: dict[str, object] = {
     "log_line_prefix_template": "",  # from torch 2.14 on
 }
 
-AUDIT_EVERY = 100
+
 _RUN = "torch.distributed.run"
 _torch = TorchDefinitions()
 
@@ -85,7 +85,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     check_settings: str = ""
     migrate_on: MigrateOn = ""
     policy: RecoveryPolicy = DEFAULT
-    audit_every: int = AUDIT_EVERY  # committed steps between audits of a part of the state; 0: none
+    audit_every: int = outlast_flags.AUDIT_EVERY  # steps between audits of a part of the state
+    replay_every: int = 0  # committed steps between replays on another rank; 0: none
     faults: tuple[str, ...]
     fault_seed: int
     limits: config.Limits
@@ -163,6 +164,7 @@ def parse(argv: list[str]) -> RunPlan:
         migrate_on=given.migrate_on,
         policy=given.policy,
         audit_every=given.audit_every,
+        replay_every=given.replay_every,
         faults=_faults(given, world, spares),
         fault_seed=given.fault_seed,
         limits=outlast_flags.limits(given),
@@ -222,15 +224,6 @@ def _parser() -> ArgumentParser:
     )
     outlast_flags.add_save_flags(add)
     outlast_flags.add_check_flags(add)
-    add(
-        "--audit-every",
-        "--audit_every",
-        type=outlast_flags.steps,
-        default=AUDIT_EVERY,
-        metavar="STEPS",
-        help="Let replicas compare digests of all their state within STEPS committed steps, by"
-        " windows in every vote (default 100; 0: only after the start and each recovery).",
-    )
     add(
         "--fault",
         action="append",

@@ -189,6 +189,7 @@ class Audited(Body, frozen=True):
     since_step: int = -1
     device: str = ""  # of this rank; "": none or unknown
     has_equal_gradients: bool = False  # votes have found all gradients equal before
+    repeats: bool = False  # contributions differ, and did so when they were computed again
 
 
 class AuditNamed(Body, frozen=True):

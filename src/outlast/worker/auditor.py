@@ -23,7 +23,8 @@ import msgspec
 import xxhash
 
 from outlast.controller.fault_spec import Where
-from outlast.errors import GroupError
+from outlast.controller.sentinels.replay_rule import CONTRIBUTIONS
+from outlast.errors import GroupError, StepRefused
 from outlast.transport import messages
 from outlast.worker.compute_environment import device_name
 from outlast.worker.groups import GroupRegistry
@@ -273,6 +274,33 @@ class Auditor:
         )
         self._await(report)
         return "replicas hold different bytes"
+
+    def report_contributions(
+        self, replicas: bytes, names: dict[str, bytes], since: tuple[int, int], *, repeats: bool
+    ) -> None:
+        """Report the contribution of a jury (`replicas`) to the phase under way, and wait for the
+        answer. `repeats`: what differs is lasting. Raises StepRefused if the generation ends."""
+        status = self._status
+        self._again += 1
+        self._names[status.n] = {CONTRIBUTIONS: names} if names else {}
+        report = messages.Audited(
+            generation=status.opened,
+            n=status.n,
+            step=status.step,
+            replica_set=replicas,
+            kinds=digest_kinds(self._names[status.n]),
+            part=IN_VOTES.number,
+            parts=IN_VOTES.parts,
+            again=self._again,
+            since_n=since[0],
+            since_step=since[1],
+            device=device_name(),
+            repeats=repeats,
+        )
+        self._await(report)
+        self.before_vote(compares=False)
+        if not status.is_open:
+            raise StepRefused("a rank contributes wrong bits")
 
     def _overdue(self) -> messages.Audited | None:
         """Wait for an answer; return the report if none arrives in time."""

@@ -35,6 +35,7 @@ from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery, partners_of
 from outlast.worker.script.value_paths import identities
 from outlast.worker.sentinels.memory_sentinel import MemorySentinel
+from outlast.worker.sentinels.neighbour_replay import NeighbourReplay
 from outlast.worker.state import bit_flips
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
@@ -180,9 +181,10 @@ class WorkerPorts:
         needs, calls = self.loop.ranks.needs, presence.needs()
         return PresenceReport(needs, calls, use, presence.tables(), is_first)
 
-    def hook_phases(self) -> None:
+    def hook_phases(self, replay_every: int) -> None:
         """Let phases call the parts that act before their votes, in disputes and at their ends."""
         runner, auditor = self.phases, self.auditor
+        runner.replays.configure(replay_every, auditor.report_contributions)
         runner.before_vote, runner.on_dispute = auditor.before_vote, auditor.dispute
         runner.nonfinite.share = auditor.equal_gradients
         runner.on_complete = self._phase_completed
@@ -210,6 +212,11 @@ class WorkerPorts:
     def rehearsed(self) -> set[str]:
         """Return the keys of the functions that this worker has rehearsed."""
         return self.phases.joining.rehearsed_here
+
+    @property
+    def replays(self) -> NeighbourReplay:
+        """Replays on other ranks."""
+        return self.phases.replays
 
     @property
     def memory(self) -> MemorySentinel:

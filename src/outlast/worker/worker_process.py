@@ -119,7 +119,7 @@ class WorkerProcess(WorkerPorts):
     def _follow_phases(self, settings: WorkerSettings | None) -> None:
         every, patience_s = settings.audit_every if settings else 0, self.limits.status_s
         self.auditor = Auditor(self.status, self.groups, self, every=every, patience_s=patience_s)
-        self.hook_phases()
+        self.hook_phases(settings.replay_every if settings else 0)
         self.saver = SaveTimer(
             self.phases,
             self.place,

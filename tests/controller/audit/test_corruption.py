@@ -11,6 +11,7 @@ from outlast.transport import messages
 
 RIGHT, WRONG = b"right", b"wrong"
 GRADIENTS = {"gradients": "model.0.weight.grad"}
+CONTRIBUTIONS = {"contributions": "model.0.weight.grad"}
 STATE = {"optimizers": "optimizer.state.model.0.weight.exp_avg"}
 
 
@@ -22,6 +23,7 @@ def dispute(
     again: int = 1,
     since_n: int = -1,
     equal: bool = True,
+    repeats: bool = False,
 ) -> None:
     """All ranks report a window after a vote with unequal shares, and name it if asked."""
     generation = desk.state.generation
@@ -30,7 +32,7 @@ def dispute(
         body = messages.Audited(
             generation=generation, n=n, step=n, replica_set=b"", part=0, parts=2, again=again,
             kinds=dict.fromkeys(kinds, values[seat]), since_n=since_n, since_step=since_n,
-            has_equal_gradients=equal,
+            has_equal_gradients=equal, repeats=repeats,
         )  # fmt: skip
         desk.say(worker, body)
     for seat, worker in enumerate(desk.seats()):
@@ -191,3 +193,33 @@ def test_a_difference_that_names_do_not_confirm_ends_in_a_narrower_comparison() 
             names = {"buffers": {f"own of {worker}": RIGHT}}
             desk.say(worker, messages.AuditNamed(generation=1, n=6, names=names))
     assert len(answers(desk, 3)) == 3 and not desk.killed()
+
+
+def test_a_contribution_that_differs_once_is_noted_alone() -> None:
+    desk = begun()
+    dispute(desk, 6, 1, kinds=CONTRIBUTIONS, since_n=4)
+    (found,) = findings(desk)
+    assert (found.code, found.severity, found.device) == ("transient", "warn", "rank 1")
+    assert "another contribution than ranks 0, 2 from the same batch in step 7" in found.detail
+    assert len(answers(desk, 1)) == 3 and desk.state.mode == "open" and not desk.killed()
+
+
+def test_a_contribution_that_differs_again_bars_copies_since_its_last_equal_replay() -> None:
+    """All replicas hold equal bytes meanwhile: that does not clear what is in all of them."""
+    desk = begun()
+    agree(desk, 5)
+    dispute(desk, 6, 1, kinds=CONTRIBUTIONS, since_n=3, repeats=True)
+    (found,) = findings(desk)
+    assert (found.code, found.severity) == ("lasting", "drain")
+    assert "last equal replay was before step 4" in found.detail
+    assert desk.killed() == {desk.seats()[1]}
+    (bar,) = [entry for entry in desk.journal() if isinstance(entry, CopiesBarred)]
+    assert bar.after_n == 3
+    replaced(desk, 6, 1)
+
+
+def test_contributions_without_a_majority_end_nothing() -> None:
+    desk = begun(world=2)
+    dispute(desk, 6, 1, kinds=CONTRIBUTIONS, repeats=True)
+    assert len(answers(desk, 1)) == 2 and desk.state.mode == "open"
+    assert not findings(desk) and not desk.killed()

@@ -88,6 +88,7 @@ def _with_report(one: AuditRound, rank: int, body: messages.Audited) -> AuditRou
         since=since,
         devices={**one.devices, rank: body.device} if body.device else one.devices,
         has_equal_gradients=one.has_equal_gradients or body.has_equal_gradients,
+        repeats=one.repeats or body.repeats,
     )
 
 
@@ -269,7 +270,7 @@ def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
     """Handle differing replicas: replace the minority, or close the generation undecided."""
     state = turn.state
     if not corruption.are_gradients(verdict):  # of these none was applied
-        _bar(turn, audit_round)
+        _bar(turn, audit_round, verdict)
     _tell(turn, audit_round, verdict)
     blamed = {rank: _recently_replaced(turn, rank) for rank in verdict.minority}
     often = [rank for rank, times in blamed.items() if len(times) >= REPLACED_MAX]
@@ -300,12 +301,16 @@ def _part(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) 
     incident_response.record_fault(turn, fault, "audit")
 
 
-def _bar(turn: ControllerTurn, audit_round: AuditRound) -> None:
+def _bar(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> None:
     """Bar the copies that were saved since the last agreement, or since the start without one.
-    Votes may have found equal later what differs now."""
+    Votes may have found equal later what differs now. Equal state does not clear contributions,
+    which are in it on all ranks alike: for these the last equal replay counts."""
     state = turn.state
     since_n = audit_round.since.n if audit_round.again and audit_round.since is not None else 0
-    bar = CopyBar(max(state.audit.trusted_n, since_n), audit_round.generation)
+    trusted_n = max(state.audit.trusted_n, since_n)
+    if corruption.are_contributions(verdict):
+        trusted_n = since_n or state.audit.start_n or 0
+    bar = CopyBar(trusted_n, audit_round.generation)
     turn.journal(inputs.CopiesBarred(after_n=bar.after_n, generation=bar.generation))
     state.audit = state.audit.barred(bar)
     newest, on_disk = state.audit.newest_copy(), state.audit.newest_copy("disk")
@@ -326,6 +331,8 @@ def _replace(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdic
             f"rank {rank} does not hold what {_ranks(verdict.majority)} hold after step"
             f" {audit_round.step}: {_tensors(verdict)}"
         )
+        if corruption.are_contributions(verdict):
+            detail = corruption.contribution_text(rank, audit_round, verdict)
         if whole is not None and whole.step < audit_round.step - 1:
             detail += (
                 f"; all were last equal after step {whole.step}, and steps since then may have used"

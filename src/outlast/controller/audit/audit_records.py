@@ -209,6 +209,7 @@ class AuditRound(msgspec.Struct, frozen=True, kw_only=True):
     since: Agreement | None = None  # on what votes compare, by the reports so far
     devices: dict[int, str] = {}  # by rank
     has_equal_gradients: bool = False
+    repeats: bool = False
 
 
 class CorruptionStrike(msgspec.Struct, frozen=True, kw_only=True):

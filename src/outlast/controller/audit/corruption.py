@@ -6,6 +6,8 @@
     gradients alone    2, ...    minority      lasting: its workers are replaced
     gradients alone    2, ...    no majority   the generation closes undecided
     gradients alone    2, ...    never equal   they differ by design: votes leave them out
+    contributions      any       minority      of a replay (replay_rule): transient, or, if they
+                                               repeat, lasting: its workers are replaced
     other state        any       minority      its workers are replaced; transient unless the same
                                                device had wrong bits within the last hour
     other state        any       no majority   the generation closes undecided
@@ -28,10 +30,12 @@ from outlast.controller.audit.audit_records import (
     CorruptionStrike,
 )
 from outlast.controller.controller_state import S_NS, ControllerTurn
+from outlast.controller.sentinels import replay_rule
 from outlast.transport import messages
 
 CHECK = "corruption"
 GRADIENTS = "gradients"
+CONTRIBUTIONS = replay_rule.CONTRIBUTIONS
 WINDOW_S = 3600.0
 STRIKES_MAX = 256
 AGAIN_MAX = 3  # disputes of one phase without a verdict; beyond, votes leave the kinds out
@@ -42,11 +46,30 @@ def are_gradients(verdict: AuditVerdict) -> bool:
     return verdict.kinds == (GRADIENTS,)
 
 
+def are_contributions(verdict: AuditVerdict) -> bool:
+    """Return whether what differs is what replays of one rank's batch have given."""
+    return verdict.kinds == (CONTRIBUTIONS,)
+
+
+def contribution_text(rank: int, audit_round: AuditRound, verdict: AuditVerdict) -> str:
+    """Return what a rank has computed otherwise than the others from the same batch."""
+    return (
+        f"rank {rank} computes another contribution than ranks"
+        f" {', '.join(map(str, verdict.majority))} from the same batch in step"
+        f" {audit_round.step + 1}: {_tensors(verdict)}"
+    )
+
+
 def answer_dispute(turn: ControllerTurn, audit_round: AuditRound, verdict: AuditVerdict) -> bool:
     """Let the ranks redo a disputed phase in place; return False where some must be replaced."""
     if verdict.outcome == "agreed":
         without = verdict.kinds if audit_round.again >= AGAIN_MAX else ()
         _answer(turn, audit_round, without)
+        return True
+    if are_contributions(verdict) and not (audit_round.repeats and verdict.outcome == "minority"):
+        if verdict.outcome == "minority":
+            record_strikes(turn, audit_round, verdict)
+        _answer(turn, audit_round)
         return True
     if not are_gradients(verdict):
         return False
@@ -91,16 +114,20 @@ def record_strikes(turn: ControllerTurn, audit_round: AuditRound, verdict: Audit
             n=audit_round.n,
             step=audit_round.step,
             t_ns=turn.now_ns,
-            is_lasting=bool(earlier),
+            is_lasting=bool(earlier) or audit_round.repeats,
         )
         turn.journal(inputs.CorruptionFound(strike=strike))
         strikes = (*_recent(turn), strike)[-STRIKES_MAX:]
         state.audit = replace(state.audit, strikes=strikes)
-        _report(turn, strike, verdict, worker.name, redone=audit_round.again)
+        _report(turn, strike, verdict, worker.name, audit_round)
 
 
 def _report(
-    turn: ControllerTurn, strike: CorruptionStrike, verdict: AuditVerdict, worker: str, redone: int
+    turn: ControllerTurn,
+    strike: CorruptionStrike,
+    verdict: AuditVerdict,
+    worker: str,
+    audit_round: AuditRound,
 ) -> None:
     majority = ", ".join(map(str, verdict.majority))
     detail = (
@@ -112,7 +139,16 @@ def _report(
             f"rank {strike.rank} ({worker}) has another reduced gradient than ranks {majority} in"
             f" step {strike.step + 1}: {_tensors(verdict)}; it was not applied"
         )
-        detail += ", and the step is redone" if redone == 1 else ", and it came again in the redo"
+        is_first = audit_round.again == 1
+        detail += ", and the step is redone" if is_first else ", and it came again in the redo"
+    if are_contributions(verdict):
+        again = "came again" if audit_round.repeats else "did not come again"
+        detail = (
+            f"{contribution_text(strike.rank, audit_round, verdict)}; it {again} when it was"
+            " computed again, and was not applied"
+        )
+        if audit_round.repeats and audit_round.since is not None:
+            detail += f"; its last equal replay was before step {audit_round.since.step + 1}"
     if strike.is_lasting:
         detail += "; the device had wrong bits before: drain the node and test it"
     one = events.Warned(

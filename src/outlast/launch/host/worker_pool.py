@@ -207,6 +207,7 @@ class WorkerPool:
             checkpoint_every=self.plan.checkpoint_every,
             snapshot_every=self.plan.snapshot_every,
             audit_every=self.plan.audit_every,
+            replay_every=self.plan.replay_every,
             until_step=self.plan.until_step,
             keepers=self._keepers_prefix,
             shares_keepers=self.plan.node.total > 1 and self.plan.keeps_copies,
@@ -378,8 +379,7 @@ class WorkerPool:
         for worker in workers:
             worker.on_exit = lambda _worker: None
             self.kill(worker, reason)
-        reapings = (self.reap(worker) for worker in workers)
-        for end in await asyncio.gather(*reapings, return_exceptions=True):
+        for end in await asyncio.gather(*map(self.reap, workers), return_exceptions=True):
             if isinstance(end, BaseException):
                 raise end
 

@@ -48,7 +48,8 @@ def _flat(value: Any) -> Tensors:
     return [tensor for part in value for tensor in _flat(part)]
 
 
-def _root(options: Any) -> int:
+def root_of(options: Any) -> int:
+    """Return the root in the options of a broadcast or a reduce."""
     return int(getattr(options, "rootRank", options))
 
 
@@ -94,7 +95,7 @@ def _own(_: RankPlace, tensors: Any, *__: Any) -> Tensors:
 
 def _broadcast(place: RankPlace, tensors: Any, options: Any, *_: Any) -> Tensors:
     outputs = _flat(tensors)
-    if _root(options) != place.rank:
+    if root_of(options) != place.rank:
         for tensor in outputs:
             if _for_objects():
                 _unknown(tensor)
@@ -141,17 +142,17 @@ def _reduce_scatter_single(place: RankPlace, output: Any, inputs: Any, *_: Any) 
 
 
 def _gather(place: RankPlace, outputs: Any, inputs: Any, options: Any, *_: Any) -> Tensors:
-    if _root(options) != place.rank or not outputs:
+    if root_of(options) != place.rank or not outputs:
         return []
     return _allgather(place, outputs, inputs)
 
 
 def _gather_single(place: RankPlace, output: Any, inputs: Any, options: Any, *_: Any) -> Tensors:
-    return _all_gather_single(place, output, inputs) if _root(options) == place.rank else []
+    return _all_gather_single(place, output, inputs) if root_of(options) == place.rank else []
 
 
 def _scatter(place: RankPlace, outputs: Any, inputs: Any, options: Any, *_: Any) -> Tensors:
-    if _root(options) == place.rank and inputs:
+    if root_of(options) == place.rank and inputs:
         return _reduce_scatter(place, outputs, inputs)
     for target in _flat(outputs):
         _unknown(target)

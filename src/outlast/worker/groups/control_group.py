@@ -29,6 +29,7 @@ from outlast.worker.groups.work_handles import wait_unless_severed
 
 FAN_OUT = 32
 GATHER_BYTES_MAX = 16 << 20
+_SWAPS = 7  # tag of exchanges of inputs
 _RECENT = 16  # works kept after their end
 _BALLOTS = 1 << 44  # far from the largest share: a wrong place and a share never cancel by design
 
@@ -195,6 +196,29 @@ class ControlGroup:
         """Receive a tensor from a seat."""
         with self._doing(f"the copy from seat {seat}"):
             self._copies(seat, "recv", tensor, tag)
+
+    def swap(self, value: bytes, to: int, source: int) -> bytes:
+        """Send bytes to a rank of this one's block, and return those of another; -1: of none."""
+        with self._doing("an exchange of inputs"):
+            data = torch.frombuffer(bytearray(value or b"."), dtype=torch.uint8)
+            size = torch.tensor([len(value)], dtype=torch.int64, device="cpu")
+            sent = [self._point("send", each, to) for each in (size, data) if to >= 0]
+            result = b""
+            if source >= 0:
+                count = torch.zeros_like(size)
+                self._point("recv", count, source).wait(self._copy_s)
+                found = torch.zeros(max(1, int(count)), dtype=torch.uint8, device="cpu")
+                self._point("recv", found, source).wait(self._copy_s)
+                result = found.numpy().tobytes()[: int(count)]
+            for work in sent:
+                work.wait(self._copy_s)
+        return result
+
+    def _point(self, operation: str, tensor: torch.Tensor, seat: int) -> dist.Work:
+        place = self._tree.present.index(seat) % FAN_OUT
+        work = getattr(self._group(0), operation)([tensor], place, _SWAPS)
+        self._recent.append(work)
+        return work
 
     def gather_bytes(self, value: bytes) -> list[bytes]:
         """Return the values of all ranks that are present, in order of rank."""

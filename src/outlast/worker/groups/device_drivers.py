@@ -18,15 +18,18 @@ import functools
 import threading
 from collections.abc import Collection
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import ErrorType, PrefixStore
 
 from outlast import config
 from outlast.errors import ConfigError
 from outlast.worker.groups.rendezvous import JoinStore
+
+if TYPE_CHECKING:
+    from outlast.worker.groups.stable_group import StableGroup
 
 
 class DeviceDriver(Protocol):
@@ -109,3 +112,58 @@ def nccl_name() -> str:
 def nccl_drivers() -> list[DeviceDriver]:
     """Return the driver for CUDA tensors, or an empty list without a GPU."""
     return [NcclDriver(nccl_name())] if has_nccl() else []
+
+
+class BackendView:
+    """Placeholder for the backend of one device. No operation runs on it."""
+
+    supports_shrinking = supports_coalescing = supports_time_estimate = False
+
+    def __init__(self, group: StableGroup, device: torch.device) -> None:
+        self._group = group
+        self.device = torch.device(device)
+        self.supports_coalescing = self.device.type == "cuda"
+        self.supports_splitting = self.device.type == "cpu" and not group.supports_reconfigure
+
+    def name(self) -> str:
+        """Return the name of the backend."""
+        return self._group.name()
+
+    def rank(self) -> int:
+        """Return this rank in the group."""
+        return self._group.place.rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._group.place.size
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
+        """Return whether the backend allocates tensors itself."""
+        return False
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """True where torch's reconfigure can replace the members of the group."""
+        return self._group.supports_reconfigure
+
+    def get_error(self) -> ErrorType:
+        """Return SUCCESS, as gloo does: each operation raises its own error."""
+        return ErrorType.SUCCESS
+
+    def send(self, tensors: Any, rank: int, tag: int) -> Any:
+        """Send tensors to a rank of the group."""
+        return self._group.send(tensors, rank, tag)
+
+    def recv(self, tensors: Any, rank: int, tag: int) -> Any:
+        """Receive tensors from a rank of the group."""
+        return self._group.recv(tensors, rank, tag)
+
+    def abort(self) -> None:
+        """End the operations of the group."""
+        self._group.abort()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time limit of collectives."""
+        self._group.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout

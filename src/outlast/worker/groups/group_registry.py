@@ -67,9 +67,7 @@ class GroupRegistry:
         self._severed = SeveredGroups()
         self._lock = threading.RLock()
         self._state: State = "waiting"
-        self._generation = 0
-        self._closed_to = 0
-        self._dry_depth = 0
+        self._generation = self._closed_to = self._dry_depth = 0
         self._connect_s = timeout_s
         self._stable: list[StableGroup] = []
         self._control: ControlGroup | None = None
@@ -80,6 +78,7 @@ class GroupRegistry:
         self.record = SetupRecord()
         self.presence = RankPresence()
         self.times = OwnTime()
+        self.tape: Any = None  # a CollectiveTape, of the attempt under way
         self.make_group: Callable[..., StableGroup] = StableGroup  # of a hot spare: UnseatedGroup
         self.seat, self.world = -1, 0
         atexit.register(self.shutdown)

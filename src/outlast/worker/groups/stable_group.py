@@ -13,72 +13,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import distributed as dist
-from torch._C._distributed_c10d import ErrorType, Store
+from torch._C._distributed_c10d import Store
 
 from outlast.errors import UnsupportedError, UsageError
 from outlast.worker.groups import closed_answers
-from outlast.worker.groups.device_drivers import has_nccl
+from outlast.worker.groups.device_drivers import BackendView, has_nccl
 from outlast.worker.groups.inner_group import InnerGroup
 from outlast.worker.groups.work_handles import FinishedWork, opaque_class
 
 if TYPE_CHECKING:
     from outlast.worker.groups.group_registry import GroupRegistry
     from outlast.worker.groups.rendezvous import GenerationNotes
-
-
-class BackendView:
-    """Placeholder for the backend of one device. No operation runs on it."""
-
-    supports_shrinking = supports_coalescing = supports_time_estimate = False
-
-    def __init__(self, group: StableGroup, device: torch.device) -> None:
-        self._group = group
-        self.device = torch.device(device)
-        self.supports_coalescing = self.device.type == "cuda"
-        self.supports_splitting = self.device.type == "cpu" and not group.supports_reconfigure
-
-    def name(self) -> str:
-        """Return the name of the backend."""
-        return self._group.name()
-
-    def rank(self) -> int:
-        """Return this rank in the group."""
-        return self._group.place.rank
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return self._group.place.size
-
-    def supports_tensor_alloc(self, device: torch.device) -> bool:  # noqa: ARG002
-        """Return whether the backend allocates tensors itself."""
-        return False
-
-    @property
-    def supports_reconfigure(self) -> bool:
-        """True where torch's reconfigure can replace the members of the group."""
-        return self._group.supports_reconfigure
-
-    def get_error(self) -> ErrorType:
-        """Return SUCCESS, as gloo does: each operation raises its own error."""
-        return ErrorType.SUCCESS
-
-    def send(self, tensors: Any, rank: int, tag: int) -> Any:
-        """Send tensors to a rank of the group."""
-        return self._group.send(tensors, rank, tag)
-
-    def recv(self, tensors: Any, rank: int, tag: int) -> Any:
-        """Receive tensors from a rank of the group."""
-        return self._group.recv(tensors, rank, tag)
-
-    def abort(self) -> None:
-        """End the operations of the group."""
-        self._group.abort()
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time limit of collectives."""
-        self._group.set_timeout(timeout)
-
-    _set_default_timeout = set_timeout
 
 
 BACKEND = "outlast"
@@ -134,12 +79,20 @@ class StableGroup(_ProcessGroup):
     # --- dispatch of all collectives ---
 
     def _carry(self, op: str, *args: Any, **kwargs: Any) -> Any:
-        groups, inner = self._groups, self.inner
+        groups, values = self._groups, (*args, *kwargs.values())
         self._must_exist(op)
         groups.entering(op, args)
+        if groups.tape is not None:
+            return groups.tape.carry(self, op, args, values)
+        return self.carry_live(op, args, values)
+
+    def carry_live(self, op: str, args: tuple[Any, ...], values: tuple[Any, ...]) -> Any:
+        """Run a collective with the other ranks, or answer it where there are none. `values`: all
+        arguments, `args` those without a name."""
+        groups, inner = self._groups, self.inner
         if inner is None or not groups.live:
-            return self._answer(op, (*args, *kwargs.values()))
-        call, values = getattr(inner.group, _METHODS[op]), (*args, *kwargs.values())
+            return self._answer(op, values)
+        call = getattr(inner.group, _METHODS[op])
         ended = groups.presence.watch(op, self.ranks, self.place.rank, values)
         try:
             work = groups.presence.run(call, op, self.ranks, self.place.rank, values)
@@ -245,6 +198,8 @@ class StableGroup(_ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         self._must_exist("coalescing")
         self._groups.entering("coalescing", ())
+        if self._groups.tape is not None:
+            self._groups.tape.refuse("coalesced collectives")
         if self.inner is not None and self._groups.live:
             self.inner.group._start_coalescing(device)  # noqa: SLF001 - torch's own name for it
 

@@ -27,15 +27,16 @@ from typing import Any, NoReturn, Protocol
 from torch.optim import Optimizer
 
 from outlast.checkpoint.format import codec
-from outlast.errors import GroupError
+from outlast.errors import GroupError, StepRefused
 from outlast.events import FaultKind
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.lost_results import has_nan_gradients, is_lost, placeholder
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.script_progress import LOST, ReplayWalk, ScriptProgress
-from outlast.worker.phases.step_redo import StepRedo
+from outlast.worker.phases.step_redo import ScriptObjects, StepRedo
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script.script_variables import ScriptVariables
+from outlast.worker.sentinels.collective_tape import CollectiveTape
 from outlast.worker.state import protected_state
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
@@ -55,7 +56,7 @@ class CatchUpOwner(Protocol):
         """Return the protected state."""
         ...
 
-    def dry_attempt(self, key: str) -> AbstractContextManager[None]:
+    def dry_attempt(self, key: str, *, replayed: bool = False) -> AbstractContextManager[None]:
         """Return a context in which phase function `key` runs and is undone."""
         ...
 
@@ -263,6 +264,28 @@ class CatchUp:
         """Run a phase's function without the other ranks, and undo it."""
         self._run_dry(call, key)
         self._status.enter("idle")
+
+    def replay_inputs(
+        self, call: Callable[[], Any], key: str, own: bytes, tape: CollectiveTape
+    ) -> str:
+        """Run a phase's function up to its vote on another rank's arguments and `own` state, with
+        the answers of a tape, and undo all of it. Return why that is not possible, else ""."""
+        protected = self._owner.protected_state()
+        objects, why = ScriptObjects(protected), ""
+        self._status.enter("dry")
+        try:
+            with self._owner.dry_attempt(key, replayed=True), self._groups.phase():
+                protected.restore_own(own)
+                with tape.running(self._groups, protected):
+                    call()
+        except StepRefused:
+            pass  # at its vote; else the tape has the reason
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is undone, and reported
+            why = f"it raised {type(error).__name__}: {error}"[:300]
+        objects.put_back()
+        protected.reducers.restore()
+        self._status.enter("idle")
+        return why or tape.why
 
     def _take_dry_step(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
         """Take a dry step of a function that other ranks have rehearsed, which warms up kernels,

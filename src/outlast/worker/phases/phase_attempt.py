@@ -378,6 +378,7 @@ class PhaseAttempt:
     waits: bool = False  # the slot `after` is written at the phase's end
     buffers: bytes = b""  # the rank's own buffers at such a vote
     dry: bool = False
+    replayed: bool = False  # on another rank's inputs, up to the vote
     rehearsed: bool = False  # refused at its gate because this function is new here
     disputed: bool = False  # refused to record which state differs by rank
     reports: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from outlast.worker.phases.step_rehearsal import StepRehearsal
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.sentinels.memory_sentinel import MemorySentinel, is_out_of_memory
+from outlast.worker.sentinels.neighbour_replay import NeighbourReplay
 from outlast.worker.sentinels.nonfinite_sentinel import NonFiniteSentinel
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
@@ -80,6 +81,7 @@ class PhaseRunner:
         )
         self.nonfinite = NonFiniteSentinel(status, groups, timeline, self)
         self.memory = MemorySentinel(status, timeline, self, lambda: self.is_real)
+        self.replays = NeighbourReplay(status, groups, timeline, self)
         self._recorded = False
 
     def _is_protected(self, optimizer: Any) -> bool:
@@ -122,10 +124,9 @@ class PhaseRunner:
             if self._status.requested and kind != "checkpoint":
                 self.save_on_request()
                 continue  # a successor takes its postponed dry steps first
-            try:
-                return self.run_attempt(call, key, kind, undo)
-            except AttemptUndone:
-                continue
+            with suppress(AttemptUndone):
+                if self.replays.examine(call, key):
+                    return self.run_attempt(call, key, kind, undo)
 
     def _begin(self, key: str, kind: Kind, undo: bool) -> PhaseAttempt:
         protected, status = self.protected_state(), self._status
@@ -183,6 +184,7 @@ class PhaseRunner:
             with (
                 self.rehearsal.leftovers.watched(attempt.key, self.protected_state().tree),
                 self.nonfinite.attempt(self.protected_state()),
+                self.replays.attempt(attempt),
             ):
                 yield
         finally:
@@ -194,6 +196,8 @@ class PhaseRunner:
         """Vote before a protected optimizer's step. Raises StepRefused where it may not step."""
         attempt = self.attempt
         assert attempt is not None
+        if attempt.replayed:
+            raise StepRefused("replayed")
         if not attempt.dry:
             self.rehearsal.leftovers.must_not_be_used(attempt.key, optimizer)
             self.protected_state().iterations.must_be_sharded(optimizer)
@@ -203,6 +207,7 @@ class PhaseRunner:
             commit_gate.prepare_vote(attempt, self.protected_state())
             self.rehearsal.rehearse(attempt)
             self.nonfinite.look(attempt.key, optimizer)
+            self.replays.record(attempt)
             self._vote(attempt, gated=True)
             commit_gate.note_uncounted_step(attempt, self._status.step, self._timeline.note_once)
         if not self.gate.is_undoable:
@@ -238,7 +243,7 @@ class PhaseRunner:
         if repeats:  # a ballot that no other rank has: all repeat the phase
             ballot += f" again, rank {self._recovery.seat}"
         if compares:
-            ballot += self.nonfinite.ballot()
+            ballot += self.nonfinite.ballot() + self.replays.ballot()
         status.enter_attempt("voting")
         try:
             self._watch("vote")
@@ -363,16 +368,19 @@ class PhaseRunner:
     # --- port of CatchUp ---
 
     @contextmanager
-    def dry_attempt(self, key: str) -> Iterator[None]:
+    def dry_attempt(self, key: str, *, replayed: bool = False) -> Iterator[None]:
         """Return a context in which phase function `key` runs and is undone."""
-        copy = phase_attempt.UndoCopy(self.protected_state())
-        attempt = PhaseAttempt("step", key, copy, self._timeline.now_ns(), dry=True)
+        copy, dry = phase_attempt.UndoCopy(self.protected_state()), not replayed
+        now_ns = self._timeline.now_ns()
+        attempt = PhaseAttempt("step", key, copy, now_ns, dry=dry, replayed=replayed)
         try:
             with self.script.dry(), self._active(attempt):
                 yield
         finally:
-            attempt.undo.put_back()
+            lost = copy.put_back() or copy.changed_parameter()
             self.script.remove_cache_entries()
+            if replayed and lost:
+                self.await_replacement(GroupError(f"{lost}, in a replay"), "broken")
 
     def report_fault(self, detail: str, kind: FaultKind, *, repeats: bool = False) -> None:
         """Report a fault that closes this generation; `repeats`: it would come again."""

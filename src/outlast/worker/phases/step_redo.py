@@ -63,7 +63,7 @@ class _KeptStep(NamedTuple):
     place: ScriptProgress
 
 
-class _ScriptObjects:
+class ScriptObjects:
     """The script's variables and containers by identity, with their contents.
 
     A restore puts equal copies into containers, and other variables that shared the objects would
@@ -118,7 +118,7 @@ class _TakenBack(NamedTuple):
 
     step: _KeptStep
     undo: UndoCopy
-    objects: _ScriptObjects
+    objects: ScriptObjects
     place: ScriptProgress
     tensors: dict[str, bytes]
     others: bytes
@@ -172,7 +172,7 @@ class StepRedo:
                 f"phase {self._status.n} of this rank cannot be taken back: no step is kept"
             )
         protected = self._owner.protected_state()
-        objects, undo = _ScriptObjects(protected), UndoCopy(protected)
+        objects, undo = ScriptObjects(protected), UndoCopy(protected)
         taken = _TakenBack(step, undo, objects, self._place.copy(), *self._digests())
         step.attempt.undo.put_back()  # large buffers, which it cannot restore, are in the copy
         self.put_back(copy)

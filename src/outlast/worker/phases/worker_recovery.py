@@ -23,6 +23,7 @@ from outlast.events import Fault, FaultKind
 from outlast.transport import messages
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.sentinels.memory_sentinel import MemorySentinel, MemoryWord
+from outlast.worker.sentinels.neighbour_replay import NeighbourReplay, ReplayStanding
 from outlast.worker.worker_status import WorkerStatus
 
 CHUNK_BYTES = 8 << 20
@@ -123,6 +124,9 @@ def partners_of(seat: int, body: messages.Connect) -> tuple[int, ...]:
     return next((ranks for ranks in body.partners if seat in ranks), ())
 
 
+_Words = tuple[list[str], MemoryWord, ReplayStanding]  # of one rank, to all of a new generation
+
+
 class RecoveryOwner(Protocol):
     """The worker that recovers, as WorkerRecovery uses it."""
 
@@ -170,6 +174,11 @@ class RecoveryOwner(Protocol):
     @property
     def memory(self) -> MemorySentinel:
         """Sentinel of allocations."""
+        ...
+
+    @property
+    def replays(self) -> NeighbourReplay:
+        """Replays on other ranks."""
         ...
 
 
@@ -305,13 +314,15 @@ class WorkerRecovery:
     def _exchange_words(self) -> None:
         # If one rank has rehearsed a function, all count it as rehearsed: a rank that has not (its
         # predecessor has just died) would rehearse alone, while others wait in its collectives.
-        mine = sorted(self._owner.rehearsed()), self._owner.memory.word()
+        memory, replays = self._owner.memory, self._owner.replays
+        mine = sorted(self._owner.rehearsed()), memory.word(), replays.standing
         words: list[MemoryWord] = []
         for answer in self._groups.gather_bytes(msgspec.msgpack.encode(mine)):
-            keys, word = msgspec.msgpack.decode(answer, type=tuple[list[str], MemoryWord])
+            keys, word, standing = msgspec.msgpack.decode(answer, type=_Words)
             self._owner.learn_rehearsed(keys)
+            replays.learn(standing)
             words.append(word)
-        self._owner.memory.learn(words)
+        memory.learn(words)
 
     def _open(self, body: messages.Open) -> None:
         if self.staged is not None:
