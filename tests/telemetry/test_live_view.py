@@ -300,7 +300,7 @@ def test_a_resumed_run_numbers_its_incidents_on(tmp_path: Path) -> None:
     resumed.start(resumed_n=4, resumed_step=4).steps(1)
     resumed.incident = 0  # the controller's own count begins anew
     resumed.killed(3).steps(1)
-    text = progress(lines._feed.board, resumed.t_ns)
+    text = progress(lines.feed.board, resumed.t_ns)
     assert "1 incident," in text and "of this launch" in text
     resumed.end()
     lines.close()

@@ -82,6 +82,7 @@ _EXTRAS = {
     "pyarrow": "plan",
     "distributed": "dask",
     "zstandard": "run",
+    "prometheus_client": "metrics",
     "jinja2": "fleet",
     "polars": "fleet",
 }

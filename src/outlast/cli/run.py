@@ -6,18 +6,20 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from outlast.cli.output_stream import Printer, echo_error, settle, write
 from outlast.controller.inputs import EndRun
-from outlast.errors import EXIT_DONE, OutlastError
+from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.launch import torchrun_arguments
 from outlast.launch.launcher import launch
+from outlast.launch.metrics_flags import MetricsFlags
 from outlast.launch.nodes import node_start
-from outlast.launch.run_display import DetachedDisplay
-from outlast.telemetry.live_view import display
+from outlast.launch.run_display import DetachedDisplay, Display
+from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display
 from outlast.text_formatting import frame_cause
 
 
@@ -43,8 +45,10 @@ def run(argv: list[str]) -> int:
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
 
+    measured = _measuring(plan.metrics)
+
     def show(path: Path) -> DetachedDisplay:
-        return DetachedDisplay(display(path, plain=plan.plain, lines=lines))
+        return DetachedDisplay(measured(display(path, plain=plan.plain, lines=lines)))
 
     if plan.node.total > 1:
         end, leads = node_start.serve(plan, show)
@@ -57,6 +61,30 @@ def run(argv: list[str]) -> int:
     end, run_dir = launch(plan, show)
     conclude(end, run_dir, as_json=plan.json)
     return end.exit_code
+
+
+def _measuring(flags: MetricsFlags) -> Callable[[LiveDisplay | LineDisplay], Display]:
+    """Return the display that offers metrics as well; without flags for them, the same one.
+
+    Raises UsageError where they cannot be offered, before anything starts.
+    """
+    if not flags.is_on:
+        return lambda inner: inner
+    from outlast.telemetry.run_metrics import RunMetrics  # an optional package
+
+    if flags.file and not Path(flags.file).absolute().parent.is_dir():
+        raise UsageError(
+            f"--metrics-file {flags.file}: its directory is missing; nothing was started"
+        )
+
+    def measured(inner: LiveDisplay | LineDisplay) -> Display:
+        metrics = RunMetrics(inner, flags.file)
+        if flags.port >= 0:
+            port = metrics.serve(flags.host, flags.port)
+            echo_error(f"outlast: metrics at http://{flags.host}:{port}/metrics")
+        return metrics
+
+    return measured
 
 
 def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:

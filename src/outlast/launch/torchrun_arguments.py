@@ -25,7 +25,8 @@ from outlast.controller import fault_spec
 from outlast.controller.controller_state import MigrateOn
 from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.errors import ConfigError, RunDirError, UsageError
-from outlast.launch import outlast_flags
+from outlast.launch import metrics_flags, outlast_flags
+from outlast.launch.metrics_flags import MetricsFlags
 from outlast.launch.nodes import node_flags
 from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.notices import notice_flags
@@ -58,6 +59,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     spares: int
     node: NodeFlags = NodeFlags()
     notices: NoticeFlags = NoticeFlags()
+    metrics: MetricsFlags = MetricsFlags()
     run_dir: str
     script: str
     args: tuple[str, ...]
@@ -137,6 +139,7 @@ def parse(argv: list[str]) -> RunPlan:
         spares=spares,
         node=node,
         notices=notice_flags.read(given),
+        metrics=metrics_flags.read(given),
         run_dir=given.run_dir or _fresh_run_dir(script),
         script=f"-m {script}" if given.module else _absolute(script),
         args=tuple(given.training_script_args),
@@ -255,6 +258,7 @@ def _parser() -> ArgumentParser:
         " process per host that has imported torch (docs/template.md).",
     )
     node_flags.add_node_flags(add)
+    metrics_flags.add_metrics_flags(add)
     if not config.has_node_rank():  # torch's default is rank 0
         parser.set_defaults(node_rank=node_flags.ANY_RANK)
     add("--json", action="store_true", help="Print the summary as JSON on stdout at the end.")

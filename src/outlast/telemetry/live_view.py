@@ -16,6 +16,8 @@ from rich.text import Text
 from outlast.events import (
     AnyEvent,
     AttemptRefused,
+    CheckpointFailed,
+    CheckpointSaved,
     DrainFailed,
     FaultInjected,
     LoopBegun,
@@ -110,7 +112,14 @@ class LiveFeed:
         self._polled_ns = now_ns
         for event in self._new():
             of_worker = isinstance(
-                event, PhaseDone | AttemptRefused | Metrics | FaultInjected | LoopBegun
+                event,
+                PhaseDone
+                | AttemptRefused
+                | Metrics
+                | FaultInjected
+                | LoopBegun
+                | CheckpointSaved
+                | CheckpointFailed,
             )
             if of_worker and until_ns and event.t_ns > until_ns:
                 self._held.append(event)
@@ -131,7 +140,7 @@ class LiveDisplay:
         self._console = console or Console(stderr=True)
         self._lines = lines or sys.stdout
         self._shared = self._lines.isatty()  # workers' lines and the view share one screen
-        self._feed = LiveFeed(run_dir)
+        self.feed = LiveFeed(run_dir)
         self._notes: list[str] = []
         self._live = Live(
             get_renderable=self._draw,
@@ -144,7 +153,7 @@ class LiveDisplay:
 
     def event(self, event: AnyEvent) -> None:
         """Show one event; print warnings and milestones above the display."""
-        self._feed.take(event)
+        self.feed.take(event)
         text = event.text if isinstance(event, Note) and event.level == "warning" else ""
         if isinstance(event, DrainFailed | Warned):
             text = milestone(event)
@@ -153,7 +162,7 @@ class LiveDisplay:
 
     def beats(self, beats: Beats) -> None:
         """Update the display with the beats of workers."""
-        self._feed.beat(beats)
+        self.feed.beat(beats)
 
     def line(self, rank: int, text: str) -> None:
         """Print one line of a rank's output above the display."""
@@ -168,9 +177,9 @@ class LiveDisplay:
         self._live.stop()
 
     def _draw(self) -> RenderableType:
-        with self._feed.lock:
-            self._feed.poll()
-            return view(self._feed.board, self._feed.now_ns(), self._notes)
+        with self.feed.lock:
+            self.feed.poll()
+            return view(self.feed.board, self.feed.now_ns(), self._notes)
 
 
 class LineDisplay:
@@ -188,14 +197,14 @@ class LineDisplay:
     ) -> None:
         self._lines = lines or sys.stdout
         self._stream = stream or sys.stderr
-        self._feed = LiveFeed(run_dir)
-        self._next_ns = self._feed.now_ns() + round(PROGRESS_S * 1e9)
+        self.feed = LiveFeed(run_dir)
+        self._next_ns = self.feed.now_ns() + round(PROGRESS_S * 1e9)
         self._printed = 0
 
     def event(self, event: AnyEvent) -> None:
         """Print one event, if it deserves a line."""
-        self._feed.take(event)
-        tracker = self._feed.board.tracker
+        self.feed.take(event)
+        tracker = self.feed.board.tracker
         if isinstance(event, RunStarted):
             self._printed = tracker.count
         text = event.text if isinstance(event, Note) else milestone(event, tracker.count)
@@ -208,13 +217,13 @@ class LineDisplay:
 
     def beats(self, beats: Beats) -> None:
         """Update the progress; print a line of it from time to time."""
-        self._feed.beat(beats)
-        self._feed.poll()
+        self.feed.beat(beats)
+        self.feed.poll()
         self._print_recovered()
-        now_ns = self._feed.now_ns()
-        if now_ns >= self._next_ns and self._feed.board.step:
+        now_ns = self.feed.now_ns()
+        if now_ns >= self._next_ns and self.feed.board.step:
             self._next_ns = now_ns + round(PROGRESS_S * 1e9)
-            self._print(progress(self._feed.board, now_ns))
+            self._print(progress(self.feed.board, now_ns))
 
     def line(self, rank: int, text: str) -> None:
         """Print one line of a rank's output."""
@@ -226,7 +235,7 @@ class LineDisplay:
 
     def _print_recovered(self) -> None:
         """Print each incident again once it is recovered, with its cost."""
-        tracker = self._feed.board.tracker
+        tracker = self.feed.board.tracker
         count = tracker.count - self._printed
         for one in tracker.found(count) if count > 0 else []:
             if one.state == "open":

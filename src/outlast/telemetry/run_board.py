@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from outlast.controller.planned_migration import SOURCES
@@ -78,6 +79,8 @@ class RunBoard:
     tracker: Tracker = field(default_factory=Tracker)
     incidents_before: int = 0  # under earlier launchers
     steps_total: int | None = None
+    saved: dict[str, tuple[int, int]] = field(default_factory=dict)  # tier -> step, time in ns
+    failed_saves: Counter[str] = field(default_factory=Counter)  # by tier
     _step: int = 0
     _loss: float | None = None
     _step_ns: int = 0
@@ -110,6 +113,8 @@ class RunBoard:
         elif isinstance(event, AttemptRefused):
             if event.reason != REHEARSAL:
                 self._refused_ns += event.t_ns - event.t_begin_ns
+        elif isinstance(event, CheckpointSaved | CheckpointFailed | Drained | DrainFailed):
+            self._save(event)
         elif isinstance(event, LoopBegun):
             self.steps_total = event.steps
         elif isinstance(event, Metrics):
@@ -198,6 +203,13 @@ class RunBoard:
         """Return step time over wall x seats; None until a step is known."""
         wall_ns = (now_ns - self.begin_ns) * self.world
         return min(1.0, self._step_ns / wall_ns) if self._step_ns and wall_ns > 0 else None
+
+    def _save(self, event: CheckpointSaved | CheckpointFailed | Drained | DrainFailed) -> None:
+        tier = "disk" if isinstance(event, CheckpointSaved | CheckpointFailed) else "durable"
+        if isinstance(event, CheckpointSaved | Drained):
+            self.saved[tier] = (event.step, event.t_ns)
+        else:
+            self.failed_saves[tier] += 1
 
     def _opened(self, event: GenerationOpened) -> None:
         if self._closed_ns:

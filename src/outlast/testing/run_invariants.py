@@ -133,8 +133,10 @@ class RunInvariants:
         seat = self.seated.get(body.worker, -1)
         self.slots_left.setdefault(seat, set()).update(body.slots)
 
-    def durable(self, entry: inputs.AnyEntry) -> None:
-        """Check a journal entry and record it."""
+    def durable(
+        self, entry: inputs.AnyEntry, checkpoint: messages.Checkpointed | None = None
+    ) -> None:
+        """Check a journal entry and record it. `checkpoint`: where a start would begin."""
         match entry:
             case inputs.DecisionMade():
                 if entry.generation <= self.decided:
@@ -149,7 +151,7 @@ class RunInvariants:
                 elif entry.n < self.decided_n:
                     self.fail(f"phase {entry.n} was decided after phase {self.decided_n}")
                 self.decided, self.decided_n = entry.generation, entry.n
-                self.histories.decide(entry)
+                self.histories.decide(entry, checkpoint)
                 workers = [name for name in entry.seats if name]
                 if len(set(workers)) != len(workers):
                     self.fail(f"a worker has two seats: {entry.seats}")

@@ -207,7 +207,7 @@ class SimCluster:
         read = count_entries(self.segments)
         for each, count in read.items():
             for entry in self.segments[each][self._entries_known.get(each, 0) : count]:
-                self.ledger.durable(entry)
+                self.ledger.durable(entry, self.controllers[each].state.saves.checkpoint)
             self._entries_known[each] = count
         self.ledger.condemned.clear()  # a new term does not know the last one's findings
         controller = self.controllers[term] = SimController(self, term, host)
@@ -286,7 +286,7 @@ class SimCluster:
 
     def durable(self, controller: SimController, entry: inputs.AnyEntry) -> None:
         """Check an entry that the controller has made durable."""
-        self.ledger.durable(entry)
+        self.ledger.durable(entry, controller.state.saves.checkpoint)
         self._entries_known[controller.term] = len(controller.segment)
         if isinstance(entry, inputs.DecisionMade):
             self.checks.fence(entry)

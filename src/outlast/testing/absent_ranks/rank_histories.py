@@ -75,6 +75,11 @@ def merge_slots(slots: Mapping[str, bytes], n: int, rank: int) -> dict[str, byte
     return merged
 
 
+def generation_of(checkpoint: messages.Checkpointed) -> int:
+    """Return the generation that wrote a simulated checkpoint: 5 of `memory n6 g5`."""
+    return int(checkpoint.path.rpartition(" g")[2])
+
+
 class TrainedShare(NamedTuple):
     """Share of one rank in a committed phase."""
 
@@ -96,7 +101,8 @@ class RankHistories:
         }
         self._known: dict[int, set[int]] = {seat: set() for seat in range(world)}
         self._shares: dict[int, dict[int, TrainedShare]] = {}  # by phase and rank
-        self._undone: dict[int, dict[int, TrainedShare]] = {}  # the newest ones that did not count
+        # The same for each generation: a start goes on from the one that wrote its checkpoint.
+        self._by_generation: dict[int, dict[int, dict[int, TrainedShare]]] = {}
         self.absent: dict[int, frozenset[int]] = {}  # by generation
         self._kept: dict[int, dict[str, bytes]] = {}  # slots that absent ranks have left
         self.returns = 0  # ranks that have come back between two steps
@@ -133,18 +139,21 @@ class RankHistories:
         self.returns -= 1
         self.restores += 1
 
-    def decide(self, entry: inputs.DecisionMade) -> None:
-        """Record a decision: phases behind its place count no more."""
+    def decide(
+        self, entry: inputs.DecisionMade, checkpoint: messages.Checkpointed | None = None
+    ) -> None:
+        """Record a decision: phases behind its place count no more. A start goes on from the
+        history of `checkpoint`, which may have been taken back before."""
         absent = self.absent[entry.generation] = frozenset(entry.absent)
         if any(entry.seats[seat] for seat in absent) or absent & {*entry.joining}:
             self._fail(f"ranks {sorted(absent)} are absent and have workers: {entry}")
         if len(absent) == self._world:
             self._fail(f"no rank is left in generation {entry.generation}")
-        self._undone |= {n: one for n, one in self._shares.items() if n > entry.n}
-        self._shares = {n: one for n, one in self._shares.items() if n <= entry.n}
-        if entry.verdict == "start":  # from a newer copy than the start before it could read
-            again = {n: one for n, one in self._undone.items() if n <= entry.n}
-            self._shares = again | self._shares
+        history = self._shares
+        if entry.verdict == "start" and checkpoint is not None:
+            history = self._by_generation[generation_of(checkpoint)]
+        self._shares = {n: one for n, one in history.items() if n <= entry.n}
+        self._by_generation[entry.generation] = self._shares
         for seat in absent & self._kept.keys():
             if entry.slots.get(seat, {}) != self._kept[seat]:
                 self._fail(f"what rank {seat} has left was not kept: {entry}")
