@@ -49,7 +49,7 @@ from pathlib import Path
 # Stragglers: 8, 1,450.
 # Replays on other ranks: 6 with tests, 1,300.
 CEILINGS = {
-    "modules": 598,
+    "modules": 600,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -58,7 +58,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 132100,
+    "lines": 134000,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

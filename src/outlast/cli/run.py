@@ -16,8 +16,8 @@ from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.launch import torchrun_arguments
 from outlast.launch.launcher import launch
-from outlast.launch.metrics_flags import MetricsFlags
 from outlast.launch.nodes import node_start
+from outlast.launch.outlast_flags import MetricsFlags
 from outlast.launch.run_display import DetachedDisplay, Display
 from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display
 from outlast.text_formatting import frame_cause

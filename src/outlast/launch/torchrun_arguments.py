@@ -25,12 +25,12 @@ from outlast.controller import fault_spec
 from outlast.controller.controller_state import MigrateOn
 from outlast.controller.recovery.recovery_policy import DEFAULT, RecoveryPolicy
 from outlast.errors import ConfigError, RunDirError, UsageError
-from outlast.launch import metrics_flags, outlast_flags
-from outlast.launch.metrics_flags import MetricsFlags
+from outlast.launch import outlast_flags
 from outlast.launch.nodes import node_flags
 from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.notices import notice_flags
 from outlast.launch.notices.notice_flags import NoticeFlags
+from outlast.launch.outlast_flags import MetricsFlags
 from outlast.launch.outlast_streams import displayed_streams
 from outlast.launch.policies.policy_needs import JobShape, check_policy
 from outlast.launch.run_directory import RunDir
@@ -139,7 +139,7 @@ def parse(argv: list[str]) -> RunPlan:
         spares=spares,
         node=node,
         notices=notice_flags.read(given),
-        metrics=metrics_flags.read(given),
+        metrics=outlast_flags.metrics(given),
         run_dir=given.run_dir or _fresh_run_dir(script),
         script=f"-m {script}" if given.module else _absolute(script),
         args=tuple(given.training_script_args),
@@ -258,7 +258,7 @@ def _parser() -> ArgumentParser:
         " process per host that has imported torch (docs/template.md).",
     )
     node_flags.add_node_flags(add)
-    metrics_flags.add_metrics_flags(add)
+    outlast_flags.add_metrics_flags(add)
     if not config.has_node_rank():  # torch's default is rank 0
         parser.set_defaults(node_rank=node_flags.ANY_RANK)
     add("--json", action="store_true", help="Print the summary as JSON on stdout at the end.")
