@@ -1,0 +1,39 @@
+"""`outlast trace`: a run as a trace for Perfetto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from outlast.atomic_files import write_new
+from outlast.cli.output_stream import echo, write
+from outlast.errors import EXIT_DONE
+from outlast.telemetry.chrome_trace import trace_events
+from outlast.telemetry.event_store import life_of, read_events
+
+
+def trace(run_dir: Path, *, out: Path | None = None) -> int:
+    """Write a run as a trace, which https://ui.perfetto.dev and chrome://tracing open.
+
+    Each rank's time by bucket, incidents with their phases, checkpoints and findings.
+
+    Parameters
+    ----------
+    run_dir
+        Run directory, which `outlast run` printed at its start.
+    out
+        New file for the trace (default: stdout).
+    """
+    if out is not None:
+        write_new(out, None)
+    events = read_events(run_dir)
+    running = life_of(run_dir, events) == "running"
+    found = list(trace_events(events, running=running))
+    text = msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": found}).decode()
+    if out is None:
+        write(text + "\n")
+    else:
+        write_new(out, text)
+        echo(f"{out}: {len(found):,} events; https://ui.perfetto.dev opens it")
+    return EXIT_DONE

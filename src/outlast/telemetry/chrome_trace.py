@@ -1,0 +1,101 @@
+"""Trace of a run in Chrome's JSON format, which Perfetto and chrome://tracing open.
+
+Source of the format: the Trace Event Format document of the Chromium project. Times are
+microseconds since the run's begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outlast.events import AnyEvent, CheckpointSaved, Drained, Warned, WorkerSeated
+from outlast.telemetry.incidents import PHASES, Incident, incidents
+from outlast.telemetry.run_board import headline
+from outlast.telemetry.time_accounting import TimeAccount, account
+from outlast.text_formatting import warning
+
+_JOB = 0  # process of what concerns all ranks
+_RANKS = 1
+_US = 1_000
+
+
+def trace_events(events: Sequence[AnyEvent], *, running: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace: each rank's time, incidents with their phases, saves, findings.
+
+    Raises RunDirError and CorruptionError as `account` does.
+    """
+    times = account(events, running=running)
+    yield _name("process_name", _JOB, 0, "job")
+    yield _name("process_name", _RANKS, 0, "ranks")
+    yield _name("thread_name", _JOB, 0, "incidents")
+    yield _name("thread_name", _JOB, 1, "checkpoints")
+    yield _name("thread_name", _JOB, 2, "findings")
+    for lane in times.lanes:
+        yield _name("thread_name", _RANKS, lane.seat, f"rank {lane.seat}")
+        for span in lane.spans:
+            yield _span(span.bucket, _RANKS, lane.seat, span.begin_ns, span.end_ns, times)
+    for incident in incidents(events):
+        yield from _incident(incident, times)
+    for event in events:
+        yield from _event(event, times)
+
+
+def _incident(incident: Incident, times: TimeAccount) -> Iterator[dict[str, Any]]:
+    end_ns = incident.t_ns + round(incident.total_ms * 1e6)
+    about = {"reason": incident.reason, "rung": incident.rung, "state": incident.state}
+    yield _span(headline(incident, brief=True), _JOB, 0, incident.t_ns, end_ns, times, about)
+    at_ns = incident.t_ns
+    for phase in PHASES:
+        spent_ns = round(incident.phases_ms.get(phase, 0.0) * 1e6)
+        if spent_ns:
+            yield _span(phase, _JOB, 0, at_ns, at_ns + spent_ns, times)
+        at_ns += spent_ns
+
+
+def _event(event: AnyEvent, times: TimeAccount) -> Iterator[dict[str, Any]]:
+    match event:
+        case CheckpointSaved() | Drained():
+            where = event.path if isinstance(event, CheckpointSaved) else event.where
+            begin_ns = event.t_ns - round(event.seconds * 1e9)
+            about = {"path": where, "bytes": event.size_bytes}
+            kind = "checkpoint" if isinstance(event, CheckpointSaved) else "upload"
+            name = f"{kind} of step {event.step}"
+            yield _span(name, _JOB, 1, begin_ns, event.t_ns, times, about)
+        case Warned():
+            yield _instant(warning(event), _JOB, 2, event.t_ns, times, "p")
+        case WorkerSeated():
+            yield _instant(f"{event.worker} joins", _RANKS, event.seat, event.t_ns, times, "t")
+        case _:
+            pass
+
+
+def _span(
+    name: str,
+    process: int,
+    thread: int,
+    begin_ns: int,
+    end_ns: int,
+    times: TimeAccount,
+    about: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": name,
+        "pid": process,
+        "tid": thread,
+        "ts": (begin_ns - times.begin_ns) / _US,
+        "dur": max(0, end_ns - begin_ns) / _US,
+        **({"args": about} if about else {}),
+    }
+
+
+def _instant(
+    name: str, process: int, thread: int, t_ns: int, times: TimeAccount, scope: str
+) -> dict[str, Any]:
+    at_us = (t_ns - times.begin_ns) / _US
+    return {"ph": "i", "name": name, "pid": process, "tid": thread, "ts": at_us, "s": scope}
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
