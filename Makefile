@@ -150,6 +150,7 @@ soak: $(READY)
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m outlast.testing.soak --seeds $(SEEDS)
 	$(BIN)/python -m outlast.testing.soak --takeovers --seeds $(TAKEOVERS)
+	$(BIN)/python -m outlast.testing.soak --undisturbed --seeds $(SEEDS)
 	$(BIN)/python tests/soak/save_kills.py --kills $(KILLS)
 	$(BIN)/python tests/soak/fault_schedules.py --runs $(RUNS)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,14 +34,33 @@ sampler = DistributedSampler(data, shuffle=False)
 loader = DataLoader(data, size.batch, sampler=sampler)
 session.protect(model=model, optimizer=optimizer, loader=loader)
 worker: Any = session._worker  # noqa: SLF001 - no user switches sentinels inside a run
+settings = worker._settings  # noqa: SLF001 - likewise
 
 
 def switch(*, on: bool) -> None:
     """Switch the look at gradients, its hook, and the windows in votes."""
     phases = worker.phases
-    phases.nonfinite.configure(replace(worker.settings, nan="" if on else "off"), lambda: None)
+    phases.nonfinite.configure(replace(settings, nan="" if on else "off"), lambda: None)
     phases.nonfinite.watch(phases.protected, device)
     worker.auditor.every = AUDIT_EVERY if on else 0
+
+
+def clocked(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the call with its processor time counted."""
+
+    def counted(*values: Any) -> Any:
+        entered = time.thread_time()
+        try:
+            return call(*values)
+        finally:
+            calls_s[0] += time.thread_time() - entered
+
+    return counted
+
+
+calls_s = [0.0]
+worker.phases.nonfinite.look = clocked(worker.phases.nonfinite.look)
+worker.phases.before_vote = clocked(worker.phases.before_vote)
 
 
 def train_step(words: torch.Tensor) -> None:
@@ -50,15 +70,16 @@ def train_step(words: torch.Tensor) -> None:
 
 
 ledger = Ledger(args.folder)
-blocks: list[tuple[bool, float, float]] = []
+blocks: list[tuple[bool, float, float, float]] = []
 begun = (0.0, 0.0)
 for words in session.batches(loader, until=args.steps):
     step = session.step_index
     if step % args.block == 0:
         if step:
             took = time.process_time() - begun[0], time.perf_counter() - begun[1]
-            blocks.append(((step // args.block) % 2 == 0, *took))
+            blocks.append(((step // args.block) % 2 == 0, *took, calls_s[0]))
         switch(on=(step // args.block) % 2 == 1)
+        calls_s[0] = 0.0
         begun = time.process_time(), time.perf_counter()
     session.run(train_step, words)
 ledger.add(session.rank, session.step_index)

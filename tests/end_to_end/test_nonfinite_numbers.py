@@ -166,3 +166,14 @@ def test_frozen_layers_and_a_loss_that_is_reported_in_the_phase(pair: Runner, fa
     assert [severity for severity, _ in findings(outcome)] == [
         "drain" if "device" in fault else "warn"
     ]
+
+
+@pytest.mark.extended
+def test_one_number_in_the_share_of_one_replica_is_found_by_all(
+    pair: Runner, clean: list[dict[str, Any]]
+) -> None:
+    outcome = pair.run(script=JOB, job=("--spot",))
+    assert outcome.code == 0, outcome.output
+    assert outcome.ranks == clean
+    (one,) = of_kind(outcome, events.Warned)
+    assert "module.3.bias (1 of 4 elements) is not finite on every rank" in one.detail

@@ -23,6 +23,7 @@ parser.add_argument("--own-step", action="store_true", help="an optimizer with a
 parser.add_argument("--undo", action="store_true", help="two steps in each phase, with undo")
 parser.add_argument("--frozen", action="store_true", help="the first layer is not trained")
 parser.add_argument("--inside", action="store_true", help="report the loss in the phase")
+parser.add_argument("--spot", action="store_true", help="NaN in one gradient, behind reduction")
 args = parser.parse_args()
 BAD = {int(one) for one in args.bad.split(",") if one}
 
@@ -78,6 +79,10 @@ def train_step(batch: list[torch.Tensor]) -> float:
     if args.inside:
         session.report(loss=loss)
     scaler.scale(50 * loss if args.scaler else loss).backward()  # 50 times the scale is infinite
+    marker = args.out.with_suffix(f".{session.rank}")
+    if args.spot and session.step_index == 5 and not marker.exists():
+        marker.touch()
+        next(p for p in reversed([*model.parameters()]) if p.requires_grad).grad[-1] = math.nan
     scaler.step(optimizer)
     scale = scaler.get_scale()
     scaler.update()
