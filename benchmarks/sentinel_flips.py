@@ -2,8 +2,9 @@
 
 A run has one flip of each of three ranks, so that each is the first one of its device within the
 hour. A lasting one comes again: in the redo of its step, or, in parameters and optimizer state,
-some steps after the rank was replaced. A flip before the reduction reaches all replicas alike; the
-share found is printed, and has no bar. See docs/sentinels.md.
+some steps after the rank was replaced. A flip before the reduction reaches all replicas alike, and
+only a replay on another rank finds it (`--replay-every`): a lasting one flips in each backward from
+its step on, in one process. The share found is printed, and has no bar. See docs/sentinels.md.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ AGAIN_AFTER = 3  # steps until a lasting flip of state comes again
 LASTING_SHARE = 0.3
 PLACES = ("gradient", "parameter", "optimizer")
 BEFORE = "before"  # the reduction
+REPLAY_EVERY = 5  # --replay-every, of runs with flips before the reduction
 _STEP = re.compile(r"\bstep (\d+)")
 _LAYERS = (0, 2, 4)  # of the nn.Sequential in flip_job
 
@@ -51,6 +53,8 @@ class Flip(NamedTuple):
         text = f"flip:rank={self.rank},phase={where},tensor={self.tensor},bit={self.bit}"
         if self.place == "gradient":
             return [f"{text},step={self.step},times={1 + self.is_lasting}"]
+        if self.place == BEFORE:
+            return [f"{text},step={self.step}{',cause=device' * self.is_lasting}"]
         steps = (self.step, self.step + AGAIN_AFTER) if self.is_lasting else (self.step,)
         return [f"{text},step={step}" for step in steps]
 
@@ -84,17 +88,17 @@ def draw(dice: random.Random, places: Sequence[str]) -> list[Flip]:
                 FIRST_STEP + dice.randrange(2) + APART * 2 * number,
                 tensor,
                 dice.randrange(32 * shapes[name]),
-                place in PLACES and dice.random() < LASTING_SHARE,
+                dice.random() < (LASTING_SHARE if place in PLACES else 0.5),
             )
         )
     return flips
 
 
-def play(flips: Sequence[Flip]) -> tuple[list[events.AnyEvent], float]:
+def play(flips: Sequence[Flip], replay_every: int = 0) -> tuple[list[events.AnyEvent], float]:
     """Run the job with these flips; return its events and its last loss."""
     steps = FIRST_STEP + 2 * APART * A_RUN + EVERY
     faults = [f"--fault={text}" for flip in flips for text in flip.faults()]
-    flags = ("--spares=1", f"--audit-every={EVERY}", *faults)
+    flags = ("--spares=1", f"--audit-every={EVERY}", f"--replay-every={replay_every}", *faults)
     with job((*OUTLAST, *flags), "flip_job.py", "--steps", steps) as done:
         story = read_events(done.folder / "run")
     losses = {
@@ -114,10 +118,10 @@ def judge(flips: Sequence[Flip], story: Sequence[events.AnyEvent], *, equal: boo
     for flip in flips:
         mine = [found for found in findings if found.device == f"rank {flip.rank}"]
         steps = -1
-        if mine:  # a gradient's finding names its step, one of state the first step that used it
+        if mine:  # a gradient's finding names its step, one of state the first step that uses it
             at = _STEP.search(mine[0].detail)
             step = int(at[1]) if at else 0
-            steps = step - flip.step - (flip.place != "gradient")
+            steps = step - flip.step - (flip.place not in ("gradient", BEFORE))
         is_lasting = any(found.code == "lasting" for found in mine)
         results.append(Found(flip, steps, bool(mine) and named <= ranks, is_lasting, equal))
     return results
@@ -131,7 +135,7 @@ def measure(count: int, seed: int, results: Path | None) -> dict[str, list[Found
     for name, wanted, places in (("after", count, PLACES), (BEFORE, count // 10, (BEFORE,))):
         while len(found[name]) < wanted:
             flips = draw(dice, places)
-            story, loss = play(flips)
+            story, loss = play(flips, REPLAY_EVERY if name == BEFORE else 0)
             now = judge(flips, story, equal=loss == expected)
             found[name] += now
             if results is not None:
@@ -177,14 +181,20 @@ def report(
     for one in (*missed, *wrong, *untold):
         print(one)
     total = max(1, len(after))
-    before = [one.steps >= 0 for one in found[BEFORE]]
+    before = found[BEFORE]
+    lasting = [one for one in before if one.flip.is_lasting]
     figures: dict[str, object] = {
         "flips": len(after),
         "missed": len(missed),
         "wrong_rank": len(wrong),
         "untold": len(untold),
         "before_reduction": len(before),
-        "before_reduction_found": sum(before),
+        "before_reduction_found": sum(one.steps >= 0 for one in before),
+        "before_reduction_lasting": len(lasting),
+        "before_reduction_lasting_found": sum(one.steps >= 0 for one in lasting),
+        "before_reduction_wrong_rank": sum(
+            one.steps >= 0 and not one.is_right_rank for one in before
+        ),
     }
     bars = {
         "flips not found within K steps, share": (len(missed) / total, 0.0),

@@ -47,7 +47,7 @@ from pathlib import Path
 # Votes that compare windows of replicas, transient and lasting corruption: 3, 900.
 # Out of memory, in parts, and kills by the kernel: 6 with tests, 950.
 # Stragglers: 8, 1,450.
-# Replays on other ranks: 6 with tests, 1,300.
+# Replays on other ranks: 8 with tests, 1,550.
 CEILINGS = {
     "modules": 600,
     "folders of more than 16 modules": 0,
@@ -58,7 +58,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 134000,
+    "lines": 134250,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -31,6 +31,15 @@ FIRST_STEP = 2  # replayed first: it proves that a function can be replayed
 ReplayOutcome = Literal["transient", "lasting", "pair", "unproved", "unrepeatable"]
 
 
+class ReplayStanding(msgspec.Struct, frozen=True, array_like=True):
+    """Knowledge that all ranks of a generation have alike: the phase and step of the newest round,
+    and functions that are not replayed any more."""
+
+    n: int = -1
+    step: int = 0
+    without: tuple[str, ...] = ()
+
+
 class ReplayWord(msgspec.Struct, frozen=True, array_like=True):
     """Word of one rank before a round. `unfit`: why it takes no part, "" if it does. `is_proved`:
     it was in an equal replay of this function before. `since_n`: complete phases at the newest
@@ -153,4 +162,7 @@ def describe(verdict: ReplayVerdict, jurors: Sequence[int], step: int) -> str:
             f"{text} on ranks {wrong} than on the others of {among}, and was never equal before:"
             " code that depends on the rank, or a device that was wrong from the start"
         )
-    return f"{text} on ranks {among}, and does not repeat"
+    return (
+        f"{text} on ranks {among}, without a majority: code that depends on the rank, data that it"
+        " draws itself, or kernels that do not repeat"
+    )

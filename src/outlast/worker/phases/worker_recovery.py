@@ -18,12 +18,13 @@ import xxhash
 from outlast.checkpoint.format import codec
 from outlast.config import Limits
 from outlast.controller.fault_spec import Where
+from outlast.controller.sentinels.replay_rule import ReplayStanding
 from outlast.errors import EXIT_GAVE_UP, CodecError, CorruptionError, GroupError
 from outlast.events import Fault, FaultKind
 from outlast.transport import messages
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.sentinels.memory_sentinel import MemorySentinel, MemoryWord
-from outlast.worker.sentinels.neighbour_replay import NeighbourReplay, ReplayStanding
+from outlast.worker.sentinels.neighbour_replay import NeighbourReplay
 from outlast.worker.worker_status import WorkerStatus
 
 CHUNK_BYTES = 8 << 20

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outlast.worker.groups.stable_group import StableGroup
     from outlast.worker.state.protected_state import ProtectedState
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)  # whose memory is their own
 _RESULT = "result of "  # prefix of names of what is no contribution
 _REDUCED = ("allreduce", "allreduce_coalesced")
 _GATHERED = (
@@ -87,7 +88,7 @@ class CollectiveTape:
 
     def _accumulated(self, name: str) -> Any:
         def accumulated(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None and parameter.grad.layout is torch.strided:
+            if type(parameter.grad) is torch.Tensor and parameter.grad.layout is torch.strided:
                 self._words.append((f"{name}.grad", word_of(parameter.grad.detach())))
 
         return accumulated
@@ -103,6 +104,8 @@ class CollectiveTape:
             if len(group.ranks) != group.registry.world:
                 self.refuse(f"{op} in a group of {len(group.ranks)} of the ranks")
             inputs = self._inputs(group, op, values)
+            if any(type(tensor) not in _PLAIN for tensor in (*inputs, *outputs)):
+                raise TypeError("tensors of another class")
             self._words += [(name, word_of(tensor.detach())) for tensor in inputs]
         except (RuntimeError, TypeError) as error:  # a layout that has no digest
             self.refuse(f"{op} ({error})")

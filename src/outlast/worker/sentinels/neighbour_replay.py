@@ -26,6 +26,7 @@ from outlast import events
 from outlast.controller.sentinels.replay_rule import (
     FIRST_STEP,
     ReplayResult,
+    ReplayStanding,
     ReplayVerdict,
     ReplayWord,
     decide,
@@ -41,23 +42,18 @@ from outlast.worker.compute_environment import device_name
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_attempt import PhaseAttempt
 from outlast.worker.sentinels.collective_tape import CollectiveTape
-from outlast.worker.sentinels.replayed_inputs import decode_inputs, encode_inputs, why_unfit
+from outlast.worker.sentinels.replayed_inputs import (
+    InputReplayer,
+    decode_inputs,
+    encode_inputs,
+    why_unfit,
+)
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
 CHECK = "corruption"
-
-
-class InputReplayer(Protocol):
-    """Runner of a phase's function on another rank's inputs."""
-
-    def replay_inputs(
-        self, call: Callable[[], Any], key: str, own: bytes, tape: CollectiveTape
-    ) -> str:
-        """Run a function, and undo it; return why it cannot."""
-        ...
 
 
 class ReplayOwner(Protocol):
@@ -74,15 +70,6 @@ class ReplayOwner(Protocol):
 
     def report_fault(self, detail: str, kind: FaultKind, *, repeats: bool = False) -> None:
         """Report a fault that closes this generation."""
-
-
-class ReplayStanding(msgspec.Struct, frozen=True, array_like=True):
-    """Knowledge that all ranks of a generation have alike: the phase and step of the newest round,
-    and functions that are not replayed any more."""
-
-    n: int = -1
-    step: int = 0
-    without: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -117,6 +104,7 @@ class NeighbourReplay:
         self._proved: set[str] = set()  # functions that were equal in a replay with this worker
         self._since = -1, -1  # phases and steps before the newest equal round
         self._has_differed = False
+        self._suspect = -1  # rank that gave its place to a new worker, which is replayed at once
 
     def configure(self, every: int, report: Callable[..., None]) -> None:
         """Take the interval, and how a jury's results are reported to the controller."""
@@ -125,7 +113,7 @@ class NeighbourReplay:
     def learn(self, standing: ReplayStanding) -> None:
         """Take the standing of a rank of a new generation."""
         mine = self.standing
-        newest = max(mine, standing, key=lambda each: each.n)
+        newest = max(mine, standing, key=lambda each: (each.n, each.step))
         without = tuple(sorted({*mine.without, *standing.without}))
         self.standing = msgspec.structs.replace(newest, without=without)
 
@@ -141,6 +129,10 @@ class NeighbourReplay:
             yield
             return
         self._tape = CollectiveTape(self._timeline.seat, keeps=self._record is None)
+        self._tape.why = why_unfit(self._owner.protected_state())
+        if self._tape.why:
+            yield
+            return
         with self._tape.running(self._groups, self._owner.protected_state()):
             yield
 
@@ -229,7 +221,7 @@ class NeighbourReplay:
 
     def _examine(self, record: _Record, call: Callable[[], Any], key: str) -> None:
         protected, rank = self._owner.protected_state(), self._timeline.seat
-        unfit, inputs = why_unfit(protected) or record.tape.why, b""
+        unfit, inputs = record.tape.why, b""
         if not unfit:
             unfit, inputs = encode_inputs(call, record.own)
         mine = ReplayWord(
@@ -293,6 +285,7 @@ class NeighbourReplay:
         ring: tuple[int, ...],
     ) -> None:
         """Note an equal round."""
+        self._suspect = -1
         if ring:
             self._proved.add(key)
             self._since = self._status.n, self._status.step
@@ -349,12 +342,22 @@ class NeighbourReplay:
             if rank in verdict.wrong:
                 self._write_transient("the first of the two results was wrong")
             return False
+        if (
+            verdict.outcome == "lasting"
+        ):  # the next attempt is replayed, too: does it follow the rank?
+            self._suspect = verdict.wrong[0]
+            begin = max(0, self._status.step + 1 - self._every)
+            self.standing = msgspec.structs.replace(self.standing, n=-1, step=begin)
         if verdict.outcome in ("transient", "lasting"):
             self._report_verdict(trial, verdict, tape, seconds)
             return True
-        self._leave_out(
-            trial.key, describe(verdict, jurors, self._status.step + 1), min(trial.words)
-        )
+        why = describe(verdict, jurors, self._status.step + 1)
+        if self._suspect in verdict.wrong:
+            why += (
+                f"; a new worker of rank {self._suspect} gives the same, so that no device is wrong"
+            )
+        others = trial.words.keys() - {*verdict.wrong}
+        self._leave_out(trial.key, why, min(others, default=subject))
         return False
 
     def _report_verdict(

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from outlast.checkpoint.format import codec
 from outlast.errors import CodecError
+from outlast.worker.sentinels.collective_tape import CollectiveTape
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.tensor_digests import local_shard
 
 INPUT_BYTES_MAX = 256 << 20
+
+
+class InputReplayer(Protocol):
+    """Runner of a phase's function on another rank's inputs."""
+
+    def replay_inputs(
+        self, call: Callable[[], Any], key: str, own: bytes, tape: CollectiveTape
+    ) -> str:
+        """Run a function, and undo it; return why it cannot."""
+        ...
 
 
 def why_unfit(protected: ProtectedState) -> str:
@@ -25,6 +36,8 @@ def why_unfit(protected: ProtectedState) -> str:
         return "it has a stage of a pipeline"
     if any(local_shard(each) is not each for each in protected.parameters):
         return "its parameters are sharded, and no replica has all of them"
+    if protected.reducers.is_static:
+        return "its DDP has a static graph"
     if not protected.local.has_replicas:
         return "its weights are its own"
     return ""
