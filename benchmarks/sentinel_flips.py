@@ -32,7 +32,7 @@ AGAIN_AFTER = 3  # steps until a lasting flip of state comes again
 LASTING_SHARE = 0.3
 PLACES = ("gradient", "parameter", "optimizer")
 BEFORE = "before"  # the reduction
-REPLAY_EVERY = 5  # --replay-every, of runs with flips before the reduction
+REPLAY_EVERY = 3  # --replay-every, of runs with flips before the reduction
 _STEP = re.compile(r"\bstep (\d+)")
 _LAYERS = (0, 2, 4)  # of the nn.Sequential in flip_job
 
