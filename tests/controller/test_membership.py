@@ -344,3 +344,15 @@ def test_a_joiner_that_stands_elsewhere_is_replaced_before_the_decision() -> Non
     assert desk.killed() == {"w1-2"} and desk.state.mode == "closing"
     desk.lose("w1-2", 3)
     assert desk.state.mode == "gathering" and desk.seats() == ("w1-0", "w1-3")
+
+
+@pytest.mark.parametrize("code", [0, 17])
+def test_a_script_that_ends_early_with_an_exit_code_has_that_code_as_its_cause(code: int) -> None:
+    desk = running()
+    desk.say("w1-1", messages.Finished(n=5, step=5, exit_code=code))
+    left = events.Fault(kind="contract", detail="every rank must make the same calls")
+    desk.say("", messages.Suspect(worker="w1-1", fault=left))
+    (noticed,) = desk.emitted(events.Noticed, history=True)
+    assert desk.killed() == {"w1-1"}
+    assert noticed.fault.kind == ("exited" if code else "contract")
+    assert noticed.fault.exit_code == code

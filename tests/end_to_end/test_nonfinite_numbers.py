@@ -177,3 +177,29 @@ def test_one_number_in_the_share_of_one_replica_is_found_by_all(
     assert outcome.ranks == clean
     (one,) = of_kind(outcome, events.Warned)
     assert "module.3.bias (1 of 4 elements) is not finite on every rank" in one.detail
+
+
+@pytest.mark.extended
+def test_a_script_that_raises_by_itself_moves_away_from_a_bad_device(pair: Runner) -> None:
+    clean = pair.run(script=JOB, job=("--strict",))
+    flags = ("--spares=1", "--fault=nan:rank=1,step=5,cause=device")
+    moved = pair.end(pair.start(*flags, script=JOB, job=("--strict",), name="moved"), "moved")
+    assert moved.code == 0 and moved.ranks == clean.ranks, moved.output
+    assert findings(moved) == [("drain", "w1-1")]
+    assert rungs(moved) == ["retry", "retry", "migrate"]
+    bad = pair.end(pair.start(script=JOB, job=("--strict", "--bad=19"), name="bad"), "bad")
+    text = " ".join(bad.output.split())
+    assert bad.code == 1 and "user error: nonfinite: RuntimeError: The total norm" in text
+    assert "before, rank 1" in text and "step-000003-rank-" in text
+
+
+@pytest.mark.extended
+def test_a_script_that_exits_for_one_bad_loss_is_replaced(pair: Runner) -> None:
+    """A script that ends by `sys.exit(1)` inside a phase, as many do, and others that go on."""
+    clean = pair.run(script=JOB, job=("--quit",))
+    flags = ("--spares=1", "--fault=nan:rank=1,step=5,phase=forward")
+    once = pair.end(pair.start(*flags, script=JOB, job=("--quit",), name="once"), "once")
+    assert once.code == 0 and once.ranks == clean.ranks, once.output
+    assert rungs(once) == ["replace"]
+    (incident,) = once.summary["incidents"]
+    assert incident["cause"] == "exited"

@@ -49,7 +49,7 @@ from pathlib import Path
 # Stragglers: 8, 1,450.
 # Replays on other ranks: 8 with tests, 1,550.
 CEILINGS = {
-    "modules": 600,
+    "modules": 601,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,

@@ -295,12 +295,14 @@ class ControllerTurn:
     def blame(self, worker: WorkerRecord, kind: events.FaultKind, detail: str) -> events.Fault:
         """Return a fault that the controller itself found at a worker."""
         agent = self.state.members.agents.get(worker.agent)
+        status = worker.status  # of an earlier generation: its place then
+        is_new = status is not None and status.generation == self.state.generation
         return events.Fault(
             kind=kind,
             detail=detail,
             worker=worker.name,
             seat=worker.seat,
             host=agent.host if agent else "",
-            n=worker.status.n if worker.status else -1,
+            n=status.n if status is not None and is_new else -1,
             t_ns=self.now_ns,
         )

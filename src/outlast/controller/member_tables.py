@@ -48,6 +48,7 @@ class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ready: int = 0  # the newest generation for which it sent Ready
     joined: messages.Joined | None = None
     finished: bool = False
+    exit_code: int = 0  # with which its script has asked to end
     fault: events.Fault | None = None  # why it was given up
     killed_ns: int = 0  # when Kill was sent; 0: not given up
     kills: int = 0
@@ -219,7 +220,9 @@ class NoticePlans(StatePart, kw_only=True):
     answers: dict[FindingKey, tuple[str, int]] = msgspec.field(default_factory=dict)
 
 
-_ANSWERS = frozenset({"status", "ready", "joined", "finished", "is_hot", "fits", "calls"})
+_ANSWERS = frozenset(
+    {"status", "ready", "joined", "finished", "exit_code", "is_hot", "fits", "calls"}
+)
 
 
 class Members(StatePart, kw_only=True):

@@ -231,7 +231,8 @@ def _from_agent(
         case messages.Suspect():
             worker = state.members.workers.get(body.worker)
             if worker is not None:
-                incident_response.give_up(turn, worker, body.fault, "heartbeat")
+                fault = incident_response.explain_exit(worker, body.fault)
+                incident_response.give_up(turn, worker, fault, "heartbeat")
             elif not body.worker and state.mode == "open":
                 incident_response.record_fault(turn, body.fault, "heartbeat")
             else:
@@ -281,7 +282,7 @@ def _answered(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status)
 
 def _finished(turn: ControllerTurn, worker: WorkerRecord, body: messages.Finished) -> None:
     turn.state.progress.reach(body.n, body.step)
-    turn.change(worker.name, finished=True)
+    turn.change(worker.name, finished=True, exit_code=body.exit_code)
 
 
 def _joined(turn: ControllerTurn, worker: WorkerRecord, body: messages.Joined) -> None:

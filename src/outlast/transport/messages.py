@@ -157,10 +157,12 @@ class SaveEvery(Body, frozen=True):
 
 
 class Finished(Body, frozen=True):
-    """Report of an ended script; the worker runs until Stop and may still be a donor."""
+    """Report of an ended script; the worker runs until Stop and may still be a donor. `exit_code`:
+    with which the script asked to end."""
 
     n: int
     step: int = 0
+    exit_code: int = 0
 
 
 class NoticeSignal(Body, frozen=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import math
 import sys
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import distributed as dist
@@ -71,8 +72,22 @@ def _hear_what_ends_the_script(worker: WorkerProcess) -> None:
             worker.failed(error)
         worker.finish()
 
-    sys.excepthook = uncaught
+    leave = sys.exit
+
+    @functools.wraps(leave)
+    def leaving(status: Any = None, /) -> NoReturn:
+        worker.status.exit_code = _exit_code(status)
+        leave(status)
+
+    sys.excepthook, sys.exit = uncaught, leaving
     atexit.register(finish)
+
+
+def _exit_code(status: Any) -> int:
+    """Return the exit code of a process that ends by `SystemExit(status)`."""
+    if status is None or isinstance(status, int):
+        return (status or 0) & 0xFF
+    return 1
 
 
 T = TypeVar("T")
@@ -162,14 +177,23 @@ class Session:
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase, again until the whole job has completed it;
         return its value. Raises PhaseError when `fn` breaks the contract of a phase."""
-        return self._worker.run(step_key(fn), fn, partial(fn, *args, **kwargs), undo=False)
+        return self._run(fn, partial(fn, *args, **kwargs), undo=False)
 
     def run_with_undo(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase that may step more than once or change weights by
         hand. Protected state is copied first, on its devices, and ranks vote when `fn` returns.
         Each phase costs the memory of a second copy of that state, and the time to copy it. Raises
         PhaseError as `run` does."""
-        return self._worker.run(step_key(fn), fn, partial(fn, *args, **kwargs), undo=True)
+        return self._run(fn, partial(fn, *args, **kwargs), undo=True)
+
+    def _run(self, fn: Callable[..., T], call: Callable[[], T], *, undo: bool) -> T:
+        status = self._worker.status
+        status.exit_code = 0  # of an exit that the script has caught
+        try:
+            return self._worker.run(step_key(fn), fn, call, undo=undo)
+        except SystemExit as leaving:
+            status.exit_code = _exit_code(leaving.code)
+            raise
 
     def split(self, batch: Any) -> Iterator[tuple[Any, float]]:
         """Yield (part, share) of a batch inside a phase that can accumulate gradients.

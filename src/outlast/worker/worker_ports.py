@@ -36,6 +36,7 @@ from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery, partne
 from outlast.worker.script.value_paths import identities
 from outlast.worker.sentinels.memory_sentinel import MemorySentinel
 from outlast.worker.sentinels.neighbour_replay import NeighbourReplay
+from outlast.worker.sentinels.nonfinite_exceptions import NonFiniteExceptions
 from outlast.worker.state import bit_flips
 from outlast.worker.state.audited_state import replica_set
 from outlast.worker.state.protected_state import ProtectedState
@@ -217,6 +218,11 @@ class WorkerPorts:
     def replays(self) -> NeighbourReplay:
         """Replays on other ranks."""
         return self.phases.replays
+
+    @property
+    def exceptions(self) -> NonFiniteExceptions:
+        """Exceptions of the script behind numbers that are not finite."""
+        return self.phases.nonfinite.exceptions
 
     @property
     def memory(self) -> MemorySentinel:

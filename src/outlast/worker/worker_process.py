@@ -378,7 +378,7 @@ class WorkerProcess(WorkerPorts):
                 self.saver.wait_durable(self.limits.save_s)
                 self.auditor.finish()
                 self.status.enter("finished")
-                self.link.send(messages.Finished(n=self.status.n, step=self.status.step))
+                self.link.send(self.status.finished())
                 self.recovery.stay_as_donor()
         self.phases.gate.close()
         self.link.close()

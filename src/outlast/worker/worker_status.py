@@ -106,6 +106,7 @@ class WorkerStatus:
         self._paces: dict[
             int, tuple[int, worker_page.PhasePace]
         ] = {}  # by key: its place in the page
+        self.exit_code = 0  # with which the script has asked to end
         self.loss = float("nan")
         self.result = b""  # of the newest completed phase
         self.shared = False
@@ -197,6 +198,10 @@ class WorkerStatus:
         """Count a collective."""
         self._collectives += 1
         self._beat()
+
+    def finished(self) -> messages.Finished:
+        """Return the report of the script's end."""
+        return messages.Finished(n=self.n, step=self.step, exit_code=self.exit_code)
 
     def report_prepared(self, fault: Fault) -> None:
         """Report this worker as prepared: its vote was cast and ended in an error."""

@@ -107,3 +107,23 @@ def test_the_cause_of_a_stop_is_the_last_report_and_not_the_move_before_it() -> 
     for worker in ("w1-0", "w1-2"):
         desk.status(worker, 1, "running")
     assert desk.emitted(events.Decided, history=True)[-1].reason == "also elsewhere"
+
+
+def test_an_exception_of_the_script_moves_nobody_and_leads_to_a_retry() -> None:
+    desk = job()
+    raised = events.Fault(kind="nonfinite", detail="raised", traceback="RuntimeError: no")
+    desk.status("w1-1", 1, "running", raised)
+    assert not desk.killed()
+    assert recovered(desk).rung == "retry"
+
+
+def test_a_move_long_after_an_earlier_incident_is_at_its_own_step() -> None:
+    desk = job(spares=2)
+    desk.status("w1-1", 1, "running", fault())
+    recovered(desk, "w1-1")
+    desk.heal(1)
+    desk.commit(9)
+    late = events.Fault(kind="nonfinite", detail=DETAIL, n=9, step=10, state="running")
+    desk.status("w1-2", 9, "running", late)
+    noticed = desk.emitted(events.Noticed, history=True)[-1].fault
+    assert (noticed.seat, noticed.n, noticed.step) == (2, 9, 10)

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import math
+import sys
 from pathlib import Path
 
 import torch
@@ -24,6 +25,8 @@ parser.add_argument("--undo", action="store_true", help="two steps in each phase
 parser.add_argument("--frozen", action="store_true", help="the first layer is not trained")
 parser.add_argument("--inside", action="store_true", help="report the loss in the phase")
 parser.add_argument("--spot", action="store_true", help="NaN in one gradient, behind reduction")
+parser.add_argument("--strict", action="store_true", help="clip, and raise if it is not finite")
+parser.add_argument("--quit", action="store_true", help="exit if the loss is not finite")
 args = parser.parse_args()
 BAD = {int(one) for one in args.bad.split(",") if one}
 
@@ -78,11 +81,15 @@ def train_step(batch: list[torch.Tensor]) -> float:
     loss = nn.functional.cross_entropy(model(x), index % 4)
     if args.inside:
         session.report(loss=loss)
+    if args.quit and not math.isfinite(loss.item()):
+        sys.exit(1)
     scaler.scale(50 * loss if args.scaler else loss).backward()  # 50 times the scale is infinite
     marker = args.out.with_suffix(f".{session.rank}")
     if args.spot and session.step_index == 5 and not marker.exists():
         marker.touch()
         next(p for p in reversed([*model.parameters()]) if p.requires_grad).grad[-1] = math.nan
+    if args.strict:
+        nn.utils.clip_grad_norm_(model.parameters(), 1e6, error_if_nonfinite=True)
     scaler.step(optimizer)
     scale = scaler.get_scale()
     scaler.update()

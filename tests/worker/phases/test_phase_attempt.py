@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,7 +134,8 @@ def test_a_replicated_object_that_clones_its_tensors_is_not_copied() -> None:
 
 def test_buffers_that_a_replicated_object_shares_with_a_module_are_the_modules() -> None:
     model = nn.BatchNorm1d(2)
-    undo = UndoCopy(ProtectedState({"model": model, "wrapped": Replicated(model)}, {}), "step")
+    view = SimpleNamespace(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+    undo = UndoCopy(ProtectedState({"model": model, "wrapped": Replicated(view)}, {}), "step")
     model(torch.randn(4, 2))
     undo.put_back()
 

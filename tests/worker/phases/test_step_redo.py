@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ from outlast.worker.worker_status import WorkerStatus
 
 COPY = messages.Checkpointed(n=3, step=2, path="step-000000002", tier="memory")
 KEY = "train_step:1"
+
+
+def _view(module: nn.Module) -> Any:
+    return SimpleNamespace(state_dict=module.state_dict, load_state_dict=module.load_state_dict)
 
 
 class Replaced(Exception):  # noqa: N818 - this process ends here
@@ -243,7 +248,7 @@ def test_what_a_copy_does_not_restore_is_not_offered(page: Page) -> None:
     assert not _offers(Runner(page), copied="step-000000001")
     assert not _offers(Runner(page), key="other_step:9")  # its first phase
     assert not _offers(Runner(page), has_copy=True)
-    assert not _offers(Runner(page, average=Replicated(nn.Linear(3, 2))))
+    assert not _offers(Runner(page, average=Replicated(_view(nn.Linear(3, 2)))))
     extra = nn.Linear(2, 2)
     runner = Runner(page, extra=extra, counting=Momentum(extra.parameters(), lr=0.1))
     assert _offers(runner)

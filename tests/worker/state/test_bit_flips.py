@@ -78,3 +78,13 @@ def test_any_type_and_layout_has_bits(dtype: torch.dtype) -> None:
     before = image.clone()
     flip_bit("image", image, 8 * image.element_size())
     assert (image != before).sum() == 1
+
+
+def test_a_bit_of_a_sparse_gradient_flips() -> None:
+    table = nn.Embedding(6, 2, sparse=True)
+    table(torch.tensor([1, 4])).sum().backward()
+    protected = ProtectedState({"table": table}, {})
+    flip(protected, parse("flip:rank=0,step=1,phase=reduced,tensor=table.weight,bit=31"))
+    gradient = table.weight.grad
+    assert gradient is not None
+    assert gradient.coalesce().values().flatten().tolist() == [-1.0, 1.0, 1.0, 1.0]

@@ -196,3 +196,9 @@ def test_parameters_in_an_object_still_require_gradients(kind: str) -> None:
         soft.requires_grad_(requires_grad=False)
         undo.put_back()
         assert held["soft"] is soft and flags(held) == expected
+
+
+def test_a_module_is_given_directly_and_not_as_replicated() -> None:
+    average = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1))
+    with pytest.raises(ProtectError, match=r"give session\.protect the module itself"):
+        Replicated(average)

@@ -159,6 +159,15 @@ def give_up(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault, how
         record_fault(turn, fault, how)
 
 
+def explain_exit(worker: WorkerRecord, fault: events.Fault) -> events.Fault:
+    """Return the fault of a script that ended while others go on: by its exit code, if it gave
+    one."""
+    if fault.kind != "contract" or not worker.finished or not worker.exit_code:
+        return fault
+    detail = f"its script ended with exit code {worker.exit_code}, while other ranks went on"
+    return replace(fault, kind="exited", exit_code=worker.exit_code, detail=detail)
+
+
 def _complete(turn: ControllerTurn, worker: WorkerRecord, fault: events.Fault) -> events.Fault:
     return replace(
         fault, worker=fault.worker or worker.name, seat=worker.seat, t_ns=fault.t_ns or turn.now_ns

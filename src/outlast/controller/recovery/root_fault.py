@@ -18,6 +18,7 @@ def root_fault(faults: tuple[Fault, ...]) -> Fault | None:
     """Return the fault that explains the others: traceback first, broken connection last."""
     order = [fault for fault in faults if fault.repeats or fault.kind == "contract"]
     order += [fault for fault in faults if fault.kind == "diverged" and fault.seat < 0]
+    order += [fault for fault in reversed(faults) if fault.kind == "nonfinite"]  # the newest first
     order += [fault for fault in faults if fault.traceback and fault.kind in _TRACED]
     if order:
         return order[0]
@@ -58,7 +59,7 @@ def is_accident(fault: Fault) -> bool:
 
 def is_user_error(cause: Fault | None) -> bool:
     """Return whether the cause lies in the user's own code."""
-    own = ("contract", "raised", "oom")
+    own, traced = ("contract", "raised", "oom"), ("exited", "nonfinite")
     return cause is not None and (
-        cause.repeats or cause.kind in own or (cause.kind == "exited" and bool(cause.traceback))
+        cause.repeats or cause.kind in own or (cause.kind in traced and bool(cause.traceback))
     )

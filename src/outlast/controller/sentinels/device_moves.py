@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from outlast.controller import planned_migration, shared_values
 from outlast.controller.controller_state import ControllerState, ControllerTurn, WorkerRecord
 from outlast.controller.recovery.recovery_policy import RungRule, unmet
@@ -14,14 +16,15 @@ def begin_move(turn: ControllerTurn, worker: WorkerRecord, body: messages.Status
     """Give up a worker that asks for another device, if a warm spare has one; return whether it
     was. Otherwise its report leads to a retry, and its rank decides what follows."""
     state, fault = turn.state, body.fault
-    if fault is None or fault.kind != FAILURE or fault.repeats:
-        return False
+    if fault is None or fault.kind != FAILURE or fault.repeats or fault.traceback:
+        return False  # one with a traceback is an exception of the script
     if state.mode not in ("open", "closing") or worker.killed_ns:
         return False
     if why := _why_not(state, worker, turn.now_ns):
         turn.note(f"rank {worker.seat} does not try another device: {why}", worker.name)
         return False
-    fault = turn.blame(worker, FAILURE, fault.detail)
+    place = {"n": fault.n, "step": fault.step, "state": fault.state}
+    fault = replace(turn.blame(worker, FAILURE, fault.detail), **place)
     planned_migration.give_up(turn, worker, fault, "report")
     return True
 

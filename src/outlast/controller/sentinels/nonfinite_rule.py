@@ -161,3 +161,19 @@ def ranks(seats: Mapping[int, object] | tuple[int, ...]) -> str:
     """Format ranks: `rank 1`, `ranks 1, 3`."""
     listed = ", ".join(map(str, sorted(seats)))
     return f"rank {listed}" if len(seats) == 1 else f"ranks {listed}"
+
+
+NEXT = {
+    "rerun": "the step is run again in place",
+    "move": "the same again, so that another device is tried",
+    "skip": "the batch is skipped",
+    "apply": "the optimizer steps",
+    "stop": "the run stops",
+}
+
+
+def advice(policy: NanPolicy) -> str:
+    """Return what to do after a stop."""
+    if policy.skips_max:
+        return "; look at these batches, or at the model"
+    return "; look at the batch, or at the model, or skip such batches with --nan skip:K"

@@ -19,7 +19,11 @@ Callbacks (the mailbox's, `on_trouble`, `on_collective`) run without any of them
 from outlast.worker.groups.backend_registration import register
 from outlast.worker.groups.group_proof import prove_groups, warn_if_untried
 from outlast.worker.groups.group_registry import GroupRegistry
-from outlast.worker.groups.inner_group import is_caused_by_transport, is_transport_error
+from outlast.worker.groups.inner_group import (
+    fault_kind,
+    is_caused_by_transport,
+    is_transport_error,
+)
 from outlast.worker.groups.setup_record import SetupRecord
 from outlast.worker.groups.stable_group import StableGroup
 
@@ -27,6 +31,7 @@ __all__ = [
     "GroupRegistry",
     "SetupRecord",
     "StableGroup",
+    "fault_kind",
     "is_caused_by_transport",
     "is_transport_error",
     "prove_groups",

@@ -15,7 +15,8 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
 from outlast import config
-from outlast.errors import GroupError, StepRefused
+from outlast.errors import GroupError, StepRefused, UsageError
+from outlast.events import FaultKind
 from outlast.transport.connection_errors import is_gloo_failure, is_nccl_failure
 from outlast.worker.groups.device_drivers import DeviceDriver
 from outlast.worker.groups.rendezvous import BuildGuard, JoinStore, Mailbox
@@ -118,3 +119,10 @@ class InnerGroup:
         for thread in self._aborting or ():
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._aborting or ())
+
+
+def fault_kind(error: Exception) -> FaultKind:
+    """Return the kind of fault that an exception inside an attempt is."""
+    if is_transport_error(error):
+        return "transport"
+    return "contract" if isinstance(error, UsageError) else "raised"

@@ -20,7 +20,7 @@ from outlast.controller.fault_spec import Where
 from outlast.errors import GroupError, PhaseError, StepRefused, UsageError
 from outlast.events import Fault, FaultKind
 from outlast.random_state import Generator
-from outlast.worker.groups import GroupRegistry, is_transport_error
+from outlast.worker.groups import GroupRegistry, fault_kind, is_transport_error
 from outlast.worker.phases import commit_gate, phase_attempt
 from outlast.worker.phases.catch_up import CatchUp
 from outlast.worker.phases.lost_results import is_evidence
@@ -125,7 +125,7 @@ class PhaseRunner:
                 self.save_on_request()
                 continue  # a successor takes its postponed dry steps first
             with suppress(AttemptUndone):
-                if self.replays.examine(call, key):
+                if self.nonfinite.stays() and self.replays.examine(call, key):
                     return self.run_attempt(call, key, kind, undo)
 
     def _begin(self, key: str, kind: Kind, undo: bool) -> PhaseAttempt:
@@ -340,12 +340,11 @@ class PhaseRunner:
             self.await_replacement(error, "torn")
         self._status.enter("running")  # before the vote: nothing is undecided
         if self._status.is_open:
-            kind = "transport" if is_transport_error(error) else "raised"
-            if isinstance(error, UsageError) and kind == "raised":
-                kind = "contract"
-            fault = self._fault(error, kind)
+            fault = self._fault(error, kind := fault_kind(error))
             if is_out_of_memory(error):
                 fault = replace(fault, kind="oom", detail=self.memory.failed(error))
+            elif kind == "raised":
+                fault = self.nonfinite.explain(fault, attempt.key, error, attempt.reports)
             self._status.report_fault(fault)
         self._on_refused(attempt, f"{type(error).__name__}: {error}"[:500])
 
@@ -385,8 +384,8 @@ class PhaseRunner:
     def report_fault(self, detail: str, kind: FaultKind, *, repeats: bool = False) -> None:
         """Report a fault that closes this generation; `repeats`: it would come again."""
         fault = self._fault(detail, kind)
-        if repeats:  # found in an attempt, and reported behind it
-            fault = replace(fault, repeats=True, state="running")
+        if repeats or kind == "nonfinite":  # found in an attempt, and reported behind it
+            fault = replace(fault, repeats=repeats, state="running")
         self._status.report_fault(fault)
 
     def try_alone(self, call: Callable[[], Any], key: str) -> None:

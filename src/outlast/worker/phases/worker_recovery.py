@@ -25,6 +25,7 @@ from outlast.transport import messages
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.sentinels.memory_sentinel import MemorySentinel, MemoryWord
 from outlast.worker.sentinels.neighbour_replay import NeighbourReplay
+from outlast.worker.sentinels.nonfinite_exceptions import ExceptionWord, NonFiniteExceptions
 from outlast.worker.worker_status import WorkerStatus
 
 CHUNK_BYTES = 8 << 20
@@ -125,7 +126,8 @@ def partners_of(seat: int, body: messages.Connect) -> tuple[int, ...]:
     return next((ranks for ranks in body.partners if seat in ranks), ())
 
 
-_Words = tuple[list[str], MemoryWord, ReplayStanding]  # of one rank, to all of a new generation
+# Of one rank, to all of a new generation:
+_Words = tuple[list[str], MemoryWord, ReplayStanding, ExceptionWord]
 
 
 class RecoveryOwner(Protocol):
@@ -171,6 +173,11 @@ class RecoveryOwner(Protocol):
 
     def learn_rehearsed(self, keys: Iterable[str]) -> None:
         """Take note of the functions that another rank has rehearsed."""
+
+    @property
+    def exceptions(self) -> NonFiniteExceptions:
+        """Exceptions of the script behind numbers that are not finite."""
+        ...
 
     @property
     def memory(self) -> MemorySentinel:
@@ -315,15 +322,22 @@ class WorkerRecovery:
     def _exchange_words(self) -> None:
         # If one rank has rehearsed a function, all count it as rehearsed: a rank that has not (its
         # predecessor has just died) would rehearse alone, while others wait in its collectives.
-        memory, replays = self._owner.memory, self._owner.replays
-        mine = sorted(self._owner.rehearsed()), memory.word(), replays.standing
+        memory, replays, exceptions = (
+            self._owner.memory,
+            self._owner.replays,
+            self._owner.exceptions,
+        )
+        mine = sorted(self._owner.rehearsed()), memory.word(), replays.standing, exceptions.word()
         words: list[MemoryWord] = []
+        raised: list[ExceptionWord] = []
         for answer in self._groups.gather_bytes(msgspec.msgpack.encode(mine)):
-            keys, word, standing = msgspec.msgpack.decode(answer, type=_Words)
+            keys, word, standing, error = msgspec.msgpack.decode(answer, type=_Words)
             self._owner.learn_rehearsed(keys)
             replays.learn(standing)
             words.append(word)
+            raised.append(error)
         memory.learn(words)
+        exceptions.learn(raised)
 
     def _open(self, body: messages.Open) -> None:
         if self.staged is not None:

@@ -280,3 +280,9 @@ class ModuleOutputs:
                 self._sums.append((name, values.abs().sum(dtype=torch.float32)))
 
         return look
+
+
+def has_own_step(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's `step` is not torch's, and may handle such gradients itself."""
+    module = getattr(type(optimizer).step, "__module__", "")
+    return not module.startswith("torch.")

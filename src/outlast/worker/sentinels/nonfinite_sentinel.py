@@ -23,27 +23,33 @@ from torch.optim import Optimizer
 from outlast import events
 from outlast.config import WorkerSettings
 from outlast.controller.sentinels.nonfinite_rule import (
+    NEXT,
     NanPolicy,
     NonFiniteDecision,
     NonFiniteWord,
+    advice,
     decide,
     parse_nan,
 )
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.phase_attempt import UndoCopy
+from outlast.worker.sentinels.nonfinite_exceptions import (
+    CHECK,
+    NonFiniteExceptions,
+    write_finding,
+)
 from outlast.worker.sentinels.nonfinite_gradients import (
     WHOLE,
     GradientLook,
     ModuleOutputs,
     OwnContribution,
+    has_own_step,
     nonfinite_weight,
 )
 from outlast.worker.sentinels.saved_batches import SampleSearch, save_batch
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
-
-CHECK = "nonfinite"
 
 
 class NonFiniteOwner(Protocol):
@@ -92,6 +98,7 @@ class NonFiniteSentinel:
         self._batch: Callable[[], Any] = lambda: None  # the newest batch of the loop
         self._own, self._outputs = OwnContribution(), ModuleOutputs()
         self._case = _Case()
+        self.exceptions = NonFiniteExceptions(status)
         self._skipped = 0  # batches in a row
         self._found = ""
         self._is_custom = False
@@ -122,7 +129,7 @@ class NonFiniteSentinel:
         self._found, self._is_behind = "", False
         self._look.forget()
         self._own.clear()
-        if self._case.n != self._status.n:
+        if self._case.n != self._status.n and not self.exceptions.failures:
             yield
             return
         with self._outputs.watched(protected.modules):
@@ -137,7 +144,7 @@ class NonFiniteSentinel:
         if hasattr(optimizer, "found_inf"):
             return
         stepping = {**self._stepping.get(key, {}), id(optimizer): optimizer}
-        self._is_custom = any(map(_has_own_step, stepping.values()))
+        self._is_custom = any(map(has_own_step, stepping.values()))
         protected = self._owner.protected_state()
         self._find(lambda: self._look.first(key, stepping, self.share(), protected))
 
@@ -163,6 +170,35 @@ class NonFiniteSentinel:
                 " training goes on without this check",
                 CHECK,
             )
+
+    def explain(
+        self, fault: events.Fault, key: str, error: Exception, reports: Mapping[str, float]
+    ) -> events.Fault:
+        """Count an attempt that an exception of the script has ended before the vote; return its
+        fault, with what was not finite, if anything was."""
+        if not self._policy.watches:
+            return fault
+        protected = self._owner.protected_state()
+        stepping = self._stepping.get(key) or {id(o): o for o in protected.optimizers.values()}
+        try:
+            found = self._look.first(key, stepping, WHOLE, protected)
+            is_own, evidence = self._evidence(reports)
+        except (RuntimeError, TypeError):  # nobody can tell: the exception itself is the cause
+            return fault
+        mine = replace(self._mine, found=found or evidence, is_own=is_own, evidence=evidence)
+        text = self.exceptions.add(self._timeline.seat, mine, error)
+        if text and self.exceptions.failures > 1:
+            step, rank = self._status.step + 1, self._timeline.seat
+            text += f"; {save_batch(self._run_dir, step, rank, self._batch())}"
+        detail = f"{fault.detail[:800]}; {text}"
+        return replace(fault, kind=CHECK, detail=detail) if text else fault
+
+    def stays(self) -> bool:
+        """Return whether this rank goes on here; it asks for another device if it shall not."""
+        why = self.exceptions.request(self._timeline.seat) if self._policy.reruns else ""
+        if why:
+            self._owner.report_fault(why, CHECK)
+        return not why
 
     @property
     def _course(self) -> str:
@@ -235,7 +271,7 @@ class NonFiniteSentinel:
         case.moved.update(*(word.moved for word in decoded.values()))
         if decision.course in ("skip", "apply"):
             case.course = decision.course
-        text = f"{decision.detail or 'decided before'}: {_NEXT[decision.course]}"
+        text = f"{decision.detail or 'decided before'}: {NEXT[decision.course]}"
         if decision.course == "move" and self._timeline.seat in decision.culprits:
             self._owner.report_fault(text, CHECK)
         elif decision.course in ("skip", "apply", "stop") and not known:
@@ -257,7 +293,7 @@ class NonFiniteSentinel:
         parts = [f"step {step}: {decision.detail}", cause, batch, sample]
         text = "; ".join(filter(None, parts))
         if decision.course == "stop":
-            self._owner.report_fault(f"{text}{_advice(self._policy)}", CHECK, repeats=True)
+            self._owner.report_fault(f"{text}{advice(self._policy)}", CHECK, repeats=True)
         elif decision.course == "apply":
             self._timeline.note_once(
                 f"{text}; the optimizer has a step of its own, which may handle this, so that it"
@@ -265,7 +301,7 @@ class NonFiniteSentinel:
                 "applied",
             )
         else:
-            self._write_finding(self._mine, "warn", text)
+            write_finding(self._timeline, self._mine, "warn", text)
 
     @property
     def _mine(self) -> NonFiniteWord:
@@ -304,12 +340,16 @@ class NonFiniteSentinel:
 
     def connected(self, joiners: Collection[int]) -> None:
         """Note which ranks go on elsewhere, since a generation is connected."""
+        self.exceptions.connected(joiners)
         if self._case.decision is not None:
             self._case.moved |= set(joiners).intersection(self._case.decision.culprits)
 
     def completed(self, step: int, *, is_gated: bool) -> None:
         """Report what came of a case, since its phase is complete here."""
         case, self._case = self._case, _Case()
+        if self.exceptions.failures:
+            seats = self._groups.presence.of(range(self._groups.world))
+            self.exceptions.report_cure(self._timeline, step, seats)
         if case.n != self._status.n or case.decision is None:
             self._skipped = 0 if is_gated else self._skipped
             return
@@ -338,7 +378,8 @@ class NonFiniteSentinel:
         if case.moved:
             for seat in sorted(case.moved) if is_first else ():
                 word = case.words[seat]
-                self._write_finding(
+                write_finding(
+                    self._timeline,
                     word,
                     "drain",
                     f"{text}; {decision.tries} attempts on {word.place} gave the same, and rank"
@@ -348,45 +389,9 @@ class NonFiniteSentinel:
         again = f"{text}; run again from the same state in the same place, it is finite"
         is_known = 0 < len(decision.culprits) < len(case.words)
         if is_known and self._timeline.seat in decision.culprits:
-            self._write_finding(self._mine, "warn", f"{again}: a transient error there")
+            write_finding(self._timeline, self._mine, "warn", f"{again}: a transient error there")
         elif not is_known and is_first:
             places = ", ".join(case.places)
             nowhere = NonFiniteWord(host=platform.node())
-            self._write_finding(nowhere, "warn", f"{again}: a transient error on one of {places}")
-
-    def _write_finding(self, word: NonFiniteWord, severity: str, text: str) -> None:
-        """Write a finding on the device of a rank."""
-        self._timeline.emit(
-            events.Warned(
-                t_ns=self._timeline.now_ns(),
-                host=word.host,
-                check=CHECK,
-                symptom="other",
-                severity=severity,
-                code="gradient not finite",
-                device=word.device,
-                detail=text,
-                worker=word.worker,
-            )
-        )
-
-
-_NEXT = {
-    "rerun": "the step is run again in place",
-    "move": "the same again, so that another device is tried",
-    "skip": "the batch is skipped",
-    "apply": "the optimizer steps",
-    "stop": "the run stops",
-}
-
-
-def _advice(policy: NanPolicy) -> str:
-    if policy.skips_max:
-        return "; look at these batches, or at the model"
-    return "; look at the batch, or at the model, or skip such batches with --nan skip:K"
-
-
-def _has_own_step(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer's `step` is not torch's, and may handle such gradients itself."""
-    module = getattr(type(optimizer).step, "__module__", "")
-    return not module.startswith("torch.")
+            again += f": a transient error on one of {places}"
+            write_finding(self._timeline, nowhere, "warn", again)

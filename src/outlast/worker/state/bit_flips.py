@@ -39,6 +39,8 @@ def flip(protected: ProtectedState, spec: FaultSpec) -> None:
 def flip_bit(name: str, tensor: torch.Tensor, bit: int) -> None:
     """Flip one bit of a tensor in place, counted in the order of its memory."""
     shard = local_shard(tensor).detach()
+    if shard.layout is torch.sparse_coo:
+        shard = shard._values()  # noqa: SLF001 - uncoalesced: its own memory
     if bit >= 8 * shard.nbytes:
         raise ConfigError(f"--fault flip: {name} has {8 * shard.nbytes} bits here, none is {bit}")
     if not shard.is_contiguous():  # dense, in another order of dimensions

@@ -75,10 +75,11 @@ class Replicated:
     with the model, not in the slot, and changes only after `optimizer.step` or between phases."""
 
     def __init__(self, target: Stateful) -> None:
+        kind = type(target).__name__
+        if isinstance(target, nn.Module):
+            raise ProtectError(f"Replicated({kind}): give session.protect the module itself")
         if not isinstance(target, Stateful):
-            raise ProtectError(
-                f"Replicated({type(target).__name__}) needs state_dict and load_state_dict"
-            )
+            raise ProtectError(f"Replicated({kind}) needs state_dict and load_state_dict")
         self.target = target
 
 
