@@ -35,6 +35,11 @@ def test_a_start_may_find_a_newer_copy_than_the_one_before(seed: int) -> None:
     play(seed)
 
 
+def test_a_takeover_waits_for_a_node_that_joined_later() -> None:
+    """Its workers have taken ranks behind a decision that names no worker for them."""
+    assert play(383_525).outcome == "done"
+
+
 @pytest.mark.parametrize("seed", [305_069, 354_875, 365_936])
 def test_no_rank_leaves_where_those_that_had_a_phase_are_lost(seed: int) -> None:
     assert play(seed).outcome == "gave_up"

@@ -235,6 +235,13 @@ class GroupsNoted(JournalEntry, frozen=True):
     use: messages.GroupUse
 
 
+class NodeJoined(JournalEntry, frozen=True):
+    """A node has joined the run later: a later term knows that it may have workers."""
+
+    agent: str
+    domain: str
+
+
 class FindingKey(NamedTuple):
     """Identity of a finding: check, symptom and device. A repeated finding has the same one."""
 
@@ -295,6 +302,7 @@ AnyEntry = (
     | RecordStored
     | ShardsHeld
     | GroupsNoted
+    | NodeJoined
     | RankMigrated
     | RungTaken
     | AuditAgreedEntry

@@ -185,8 +185,7 @@ def on_offered(
     if reborn:
         state.cuts.forget(envelope.agent)
         checkpoint_tracking.on_host_lost(turn)
-    if state.placement.agents and (known is None or reborn):
-        state.placement = state.placement.with_node(envelope.agent, body.domain)
+    node_placement.admit(turn, envelope.agent, body.domain)
     members.refill_due |= known is None or reborn  # its room is for spares
     members.set_agent(
         AgentRecord(

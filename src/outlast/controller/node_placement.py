@@ -6,9 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from outlast.controller.controller_state import ControllerState, ControllerTurn, WorkerRecord
+from outlast.controller.inputs import NodeJoined
 from outlast.controller.member_tables import AgentRecord
 
 RETURN_S = 60.0  # a node that lost its lease may return within this time
+
+
+def admit(turn: ControllerTurn, agent: str, domain: str) -> None:
+    """Take a node into the placement, if it is not there, and make that durable: a later term must
+    wait for its workers."""
+    placement = turn.state.placement.with_node(agent, domain)
+    if placement != turn.state.placement:
+        turn.state.placement = placement
+        turn.journal(NodeJoined(agent=agent, domain=domain))
 
 
 def neighbours(state: ControllerState, seat: int) -> set[str]:

@@ -15,6 +15,7 @@ from outlast.controller.inputs import (
     DrainRequested,
     EndDecided,
     GroupsNoted,
+    NodeJoined,
     Opened,
     RankMigrated,
     RungTaken,
@@ -66,6 +67,8 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
             if decided is not None and opened:
                 decided = _with_joined(decided, entry)
                 agents = set(decided.agents)
+        elif isinstance(entry, NodeJoined):
+            state.placement = state.placement.with_node(entry.agent, entry.domain)
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
         elif isinstance(entry, RungTaken):
