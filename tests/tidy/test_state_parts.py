@@ -32,7 +32,7 @@ WRITERS = {
     "notices": {"notice_deadlines"},
     "members": {"member_tables", "membership"},
     "partners": {"member_tables"},
-    "placement": {"membership"},
+    "placement": {"node_placement"},
     "progress": {"state_parts"},
     "reports": {"audit_protocol"},
     "releases": {"node_release"},

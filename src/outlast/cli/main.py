@@ -71,8 +71,8 @@ COMMANDS = {
         "run_reports:summary",
         "Summarise a run: steps, incidents, time by bucket, ETTR and goodput.",
     ),
-    "trace": ("trace:trace", "Write a run as a trace for Perfetto."),
-    "view": ("view:view", "Show a run on a page of this machine, live or after its end."),
+    "trace": ("trace:trace", "Write a run as a trace, which Perfetto opens."),
+    "view": ("view:view", "Show a run, or all runs of a directory, on a page of this machine."),
 }
 # Modules that an extra brings, by their top-level name.
 _EXTRAS = {

@@ -14,9 +14,10 @@ from outlast.telemetry.event_store import life_of, read_events
 
 
 def trace(run_dir: Path, *, out: Path | None = None) -> int:
-    """Write a run as a trace, which https://ui.perfetto.dev and chrome://tracing open.
+    """Write a run as a trace, which Perfetto opens.
 
-    Each rank's time by bucket, incidents with their phases, checkpoints and findings.
+    https://ui.perfetto.dev and chrome://tracing show it: each rank's time,
+    incidents with their phases, checkpoints and findings.
 
     Parameters
     ----------

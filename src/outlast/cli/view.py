@@ -29,7 +29,8 @@ def view(
 ) -> int:
     """Show a run, or all runs of a directory, on a page of this machine.
 
-    The page follows a running job, and shows a run that ended as it was. Ctrl-C ends the server.
+    The page follows a running job, and shows a run that ended as it was.
+    Ctrl-C ends the server.
 
     Parameters
     ----------

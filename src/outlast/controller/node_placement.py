@@ -21,6 +21,11 @@ def admit(turn: ControllerTurn, agent: str, domain: str) -> None:
         turn.journal(NodeJoined(agent=agent, domain=domain))
 
 
+def restore(turn: ControllerTurn, entry: NodeJoined) -> None:
+    """Take a node into the placement that has joined under an earlier term."""
+    turn.state.placement = turn.state.placement.with_node(entry.agent, entry.domain)
+
+
 def neighbours(state: ControllerState, seat: int) -> set[str]:
     """Return the agent of the rank's own node, if it has fewer ranks than its share; else agents
     below their share whose hosts hold an adjacent rank."""

@@ -103,9 +103,11 @@ def train_twice(batch: list[torch.Tensor]) -> float:
     return train_step(batch)
 
 
+run, phase = session.run, train_step
+if args.undo:
+    run, phase = session.run_with_undo, train_twice
 for batch in session.batches(loader, until=args.steps):
-    run = session.run_with_undo if args.undo else session.run
-    losses.append(run(train_twice if args.undo else train_step, batch))
+    losses.append(run(phase, batch))
     if not args.inside:
         session.report(loss=losses[-1])
     norms.append(sum(float(p.detach().norm()) for p in model.parameters()))

@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 from outlast.checkpoint.format import codec
 from outlast.errors import ProtectError
 from outlast.worker.phases.phase_attempt import UndoCopy
-from outlast.worker.state.protected_state import ProtectedState, Replicated
+from outlast.worker.state.protected_state import ProtectedState
 
 
 class RefusedError(Exception):
@@ -182,9 +182,7 @@ def test_a_joiner_holds_the_donors_bits() -> None:
         for state in optimizer.state.values():
             # Moments in another dtype than the parameters': load_state_dict would cast them.
             state["exp_avg"] = state["exp_avg"].float() + 1e-4
-        protected = ProtectedState(
-            {"m": model, "o": optimizer, "s": scheduler, "ema": Replicated(average)}, {}
-        )
+        protected = ProtectedState({"m": model, "o": optimizer, "s": scheduler, "ema": average}, {})
         return model, optimizer, protected
 
     _, _, donor = build(5)
@@ -367,7 +365,7 @@ def test_an_undo_copy_puts_back_weights_and_all_else_that_ranks_hold_alike() -> 
     optimizer = torch.optim.Adam(model.parameters())
     decay = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     protected = ProtectedState(
-        {"model": model, "optimizer": optimizer, "decay": decay, "average": Replicated(average)}, {}
+        {"model": model, "optimizer": optimizer, "decay": decay, "average": average}, {}
     )
 
     def step() -> None:

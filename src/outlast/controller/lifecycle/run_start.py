@@ -5,7 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from outlast import events
-from outlast.controller import checkpoint_tracking, planned_migration, shared_values
+from outlast.controller import (
+    checkpoint_tracking,
+    node_placement,
+    planned_migration,
+    shared_values,
+)
 from outlast.controller.audit import audit_protocol as audit
 from outlast.controller.controller_state import S_NS, ControllerState, ControllerTurn
 from outlast.controller.inputs import (
@@ -68,7 +73,7 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
                 decided = _with_joined(decided, entry)
                 agents = set(decided.agents)
         elif isinstance(entry, NodeJoined):
-            state.placement = state.placement.with_node(entry.agent, entry.domain)
+            node_placement.restore(turn, entry)
         elif isinstance(entry, RankMigrated):
             planned_migration.restore_moves(turn, entry)
         elif isinstance(entry, RungTaken):
