@@ -73,7 +73,8 @@ def test_a_run_is_served_and_followed_to_its_end(run: SyntheticRun) -> None:
         assert secret.status == 404 and b"root:" not in secret.body
         for path in ("/runs/other", "/runs/..%2f..%2fetc", "/runs/gpt/logs/..%2f0", "/etc/passwd"):
             assert get(link, path).status == 404, path
-        assert get(link, "/", Host="evil.example").status == 400
+        refused = get(link, "/", Host="evil.example")
+        assert refused.status == 400 and refused.headers["x-content-type-options"] == "nosniff"
 
 
 def message(stream: HTTPResponse) -> str:
@@ -97,12 +98,12 @@ def test_another_address_needs_the_token(run: SyntheticRun) -> None:
 
 
 def test_an_index_of_runs(run: SyntheticRun, tmp_path: Path) -> None:
-    SyntheticRun(tmp_path / "a b&c", world=2).start().steps(7).killed(1).steps(2).end().close()
+    SyntheticRun(tmp_path / "a b&#%c", world=2).start().steps(7).killed(1).steps(2).end().close()
     (tmp_path / "damaged" / "events").mkdir(parents=True)
     with serving(tmp_path) as link:
         text = get(link).body.decode()
-        assert "a b&amp;c" in text and "step 9" in text and "damaged" in text
-        assert get(link, "/runs/a%20b%26c").status == 200
+        assert "a b&amp;#%c" in text and "step 9" in text and "damaged" in text
+        assert get(link, "/runs/a%20b%26%23%25c").status == 200
         assert get(link, "/runs/damaged").status == 503
 
 

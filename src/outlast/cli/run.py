@@ -80,7 +80,11 @@ def _measuring(flags: MetricsFlags) -> Callable[[LiveDisplay | LineDisplay], Dis
     def measured(inner: LiveDisplay | LineDisplay) -> Display:
         metrics = RunMetrics(inner, flags.file)
         if flags.port >= 0:
-            port = metrics.serve(flags.host, flags.port)
+            try:
+                port = metrics.serve(flags.host, flags.port)
+            except UsageError:
+                inner.close()
+                raise
             echo_error(f"outlast: metrics at http://{flags.host}:{port}/metrics")
         return metrics
 

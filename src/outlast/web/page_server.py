@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import anyio
 from starlette.applications import Starlette
@@ -62,7 +63,7 @@ def _folders(path: Path) -> list[Path]:
 
 
 class PageServer:
-    """The pages of some runs. `single`: the run whose page is the first one, without an index."""
+    """Pages of one run, or of all runs in a directory, with an index of them."""
 
     def __init__(self, path: Path, price_per_hour: float = 0.0) -> None:
         self.path = path
@@ -81,10 +82,12 @@ class PageServer:
             Route("/runs/{name}/stream", self.stream),
             Route("/runs/{name}/logs/{rank:int}", self.log),
         ]
-        middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)]
+        middleware = [
+            Middleware(SecurityHeaders),  # the outermost one: refusals have them as well
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+        ]
         if token:
             middleware.append(Middleware(TokenCheck, token=token))
-        middleware.append(Middleware(SecurityHeaders))
         return Starlette(routes=routes, middleware=middleware)
 
     async def first(self, _request: Request) -> Response:
@@ -107,7 +110,7 @@ class PageServer:
         content = await self._content(name)
         if isinstance(content, str):
             return PlainTextResponse(content, 503)
-        where = f"/runs/{name}"
+        where = f"/runs/{quote(name, safe='')}"
         stream = f"{where}/stream" if content.summary.exit_code is None else ""
         logs = f"{where}/logs/"
         html = render_page(content, name, stream=stream, index=index, logs=logs)
@@ -142,7 +145,7 @@ class PageServer:
                 if isinstance(content, str):
                     yield _message({"parts": {}, "status": content})
                 else:
-                    parts = render_parts(content, f"/runs/{name}/logs/")
+                    parts = render_parts(content, f"/runs/{quote(name, safe='')}/logs/")
                     changed = {key: part for key, part in parts.items() if sent.get(key) != part}
                     sent = parts
                     yield _message({"parts": changed, "status": status(content)})

@@ -146,25 +146,30 @@ class RunReading:
             begin_s = time.monotonic()
             if begin_s < self._due_s:
                 return self._content
-            life = life_of(self.run_dir, self._events)
-            new = self._reader.poll(last=life == "died")
-            if new and self._events and new[0].t_ns < self._events[-1].t_ns:
-                new = sorted([*self._events, *new], key=lambda event: event.t_ns)
-                self._events = new
-            else:
-                self._events += new
-            if self._events:
-                self._content = content(
-                    self._events,
-                    self.run_dir,
-                    self._damages,
-                    now_ns=time.time_ns(),
-                    life=life,
-                    price_per_hour=self._price_per_hour,
-                )
-            spent_s = time.monotonic() - begin_s
-            self._due_s = begin_s + max(REFRESH_S, SHARE * spent_s)
+            try:
+                self._read_on()
+            finally:  # damage is computed no more often than a page
+                spent_s = time.monotonic() - begin_s
+                self._due_s = begin_s + max(REFRESH_S, SHARE * spent_s)
             return self._content
+
+    def _read_on(self) -> None:
+        life = life_of(self.run_dir, self._events)
+        new = self._reader.poll(last=life == "died")
+        if new and self._events and new[0].t_ns < self._events[-1].t_ns:
+            new = sorted([*self._events, *new], key=lambda event: event.t_ns)
+            self._events = new
+        else:
+            self._events += new
+        if self._events:
+            self._content = content(
+                self._events,
+                self.run_dir,
+                self._damages,
+                now_ns=time.time_ns(),
+                life=life,
+                price_per_hour=self._price_per_hour,
+            )
 
     def log_tail(self, rank: int) -> str:
         """Return the last lines that the newest worker of a rank has written to stderr and stdout.
