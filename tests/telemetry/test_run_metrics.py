@@ -12,10 +12,9 @@ import pytest
 from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.cli.main import main
-from outlast.errors import UsageError
 from outlast.telemetry.event_store import EventReader
 from outlast.telemetry.live_view import LineDisplay
-from outlast.telemetry.run_metrics import RunMetrics
+from outlast.telemetry.run_metrics import MetricsEndpoint, RunMetrics
 
 RULES = Path(__file__).parents[2] / "examples/monitoring/outlast_alerts.yml"
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
@@ -24,10 +23,12 @@ needs_promtool = pytest.mark.skipif(
 )
 
 
-def played(run_dir: Path, file: str = "") -> RunMetrics:
+def played(run_dir: Path, file: str = "", endpoint: MetricsEndpoint | None = None) -> RunMetrics:
     """Return the metrics of a run whose events a display has shown."""
     story = SyntheticRun(run_dir, world=4, spares=1).start().steps(5).killed(2).steps(5)
-    metrics = RunMetrics(LineDisplay(None, lines=io.StringIO(), stream=io.StringIO()), file)
+    metrics = RunMetrics(
+        LineDisplay(None, lines=io.StringIO(), stream=io.StringIO()), file, endpoint
+    )
     for event in EventReader(run_dir).poll():
         metrics.event(event)
     rows = dict.fromkeys(story.seats, (10, 10, "running", 2.5))
@@ -69,13 +70,18 @@ def test_a_file_that_prometheus_reads(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_port_is_served_and_refused_when_in_use(tmp_path: Path) -> None:
-    metrics = played(tmp_path)
-    port = metrics.serve("127.0.0.1", 0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+def test_a_port_is_served_and_refused_when_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint = MetricsEndpoint("127.0.0.1", 0)
+    metrics = played(tmp_path / "run", endpoint=endpoint)
+    with urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=30) as answer:
         assert b"outlast_step 10.0" in answer.read()
-    with pytest.raises(UsageError, match="nothing was started"):
-        played(tmp_path / "other").serve("127.0.0.1", port)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
+    assert main(["run", "--run-dir=new", f"--metrics-port={endpoint.port}", "x.py"]) == 2
+    assert "nothing was started" in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "new").exists()
     metrics.close()
 
 

@@ -70,25 +70,17 @@ def _measuring(flags: MetricsFlags) -> Callable[[LiveDisplay | LineDisplay], Dis
     """
     if not flags.is_on:
         return lambda inner: inner
-    from outlast.telemetry.run_metrics import RunMetrics  # an optional package
+    from outlast.telemetry.run_metrics import MetricsEndpoint, RunMetrics  # an optional package
 
     if flags.file and not Path(flags.file).absolute().parent.is_dir():
         raise UsageError(
             f"--metrics-file {flags.file}: its directory is missing; nothing was started"
         )
 
-    def measured(inner: LiveDisplay | LineDisplay) -> Display:
-        metrics = RunMetrics(inner, flags.file)
-        if flags.port >= 0:
-            try:
-                port = metrics.serve(flags.host, flags.port)
-            except UsageError:
-                inner.close()
-                raise
-            echo_error(f"outlast: metrics at http://{flags.host}:{port}/metrics")
-        return metrics
-
-    return measured
+    endpoint = MetricsEndpoint(flags.host, flags.port) if flags.port >= 0 else None
+    if endpoint is not None:
+        echo_error(f"outlast: metrics at http://{flags.host}:{endpoint.port}/metrics")
+    return lambda inner: RunMetrics(inner, flags.file, endpoint)
 
 
 def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:

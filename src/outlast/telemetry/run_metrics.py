@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -30,13 +30,42 @@ FILE_S = 5.0
 _NS = 1e9
 
 
+class MetricsEndpoint:
+    """Server of metrics, which listens before the run begins. `port`: the one that it got.
+
+    Raises UsageError where the address cannot be used.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        try:
+            self._server, self._thread = start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise UsageError(
+                f"--metrics-port {port}: cannot listen on {host}: {error.strerror or error};"
+                " nothing was started"
+            ) from error
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
 class RunMetrics(Collector):
     """A display that passes everything on to another one, and offers its board as metrics.
 
     A file that cannot be written is tried again with the next beat; the run goes on.
     """
 
-    def __init__(self, inner: LiveDisplay | LineDisplay, file: str = "") -> None:
+    def __init__(
+        self,
+        inner: LiveDisplay | LineDisplay,
+        file: str = "",
+        endpoint: MetricsEndpoint | None = None,
+    ) -> None:
         self._inner, self._feed = inner, inner.feed
         self._file = Path(file).absolute() if file else None
         self._next_ns = 0
@@ -44,27 +73,9 @@ class RunMetrics(Collector):
         self._commit: tuple[int, int] = (-1, 0)  # step, and when it was first seen
         self._findings: Counter[tuple[str, str]] = Counter()
         self._outcome = ""
-        self._registry = CollectorRegistry(auto_describe=False)
+        self._endpoint = endpoint
+        self._registry = endpoint.registry if endpoint else CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        self._stop: Callable[[], None] = lambda: None
-
-    def serve(self, host: str, port: int) -> int:
-        """Listen for requests; return the port. Raises UsageError where the address is in use."""
-        try:
-            server, thread = start_http_server(port, host, self._registry)
-        except OSError as error:
-            raise UsageError(
-                f"--metrics-port {port}: cannot listen on {host}: {error.strerror or error};"
-                " nothing was started"
-            ) from error
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        self._stop = stop
-        return server.server_port
 
     # --- the display ---
 
@@ -98,7 +109,8 @@ class RunMetrics(Collector):
     def close(self) -> None:
         """Write the file once more, and end."""
         self._write()
-        self._stop()
+        if self._endpoint is not None:
+            self._endpoint.close()
         self._inner.close()
 
     def _write(self) -> None:
