@@ -49,3 +49,14 @@ def test_a_rank_that_dies_between_two_rehearsals_is_rehearsed_with(tmp_path: Pat
     assert (tmp_path / "out" / "killed").exists() and outcome.ranks == expected.ranks
     assert outcome.summary["committed_steps_lost"] == 0, outcome.output
     assert [one["cause"] for one in outcome.summary["incidents"]] == ["killed"]
+
+
+def test_a_rank_that_raises_behind_its_step_is_replaced(
+    runner: Runner, undisturbed: Outcome
+) -> None:
+    """Its successor's dry step raises as well, so that nobody knows what its result would be."""
+    outcome = runner.run(job=("--bug", "raise after"))
+    same(outcome, undisturbed)
+    assert ("torn", 1) in faults_told(outcome)
+    assert "ValueError: after the step of one rank" in outcome.output
+    assert "takes a number" not in outcome.output

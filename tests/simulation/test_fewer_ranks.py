@@ -29,6 +29,11 @@ def play(seed: int, policy: str = "elastic") -> SimOutcome:
     return SimCluster(seed, draw_shrink_plan(seed), read_policy(policy)).run()
 
 
+@pytest.mark.parametrize("seed", [408_587, 472_213])
+def test_a_generation_may_save_while_the_next_one_is_decided(seed: int) -> None:
+    assert play(seed).outcome == "done"
+
+
 @pytest.mark.parametrize("seed", [777, 201_487, 366_459])
 def test_a_start_may_find_a_newer_copy_than_the_one_before(seed: int) -> None:
     """What the later start restores was trained, although the earlier one had taken it back."""

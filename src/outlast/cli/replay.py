@@ -41,6 +41,7 @@ from outlast.errors import (
 )
 from outlast.events import CheckpointFailed, LoopBegun
 from outlast.launch import torchrun_arguments
+from outlast.launch.bundles.secret_redaction import REDACTED
 from outlast.launch.launcher import launch
 from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.run_display import DetachedDisplay
@@ -327,11 +328,18 @@ def _notes(
     path = Path(there.get("script", "") or script)
     path = path if path.is_file() else Path(script)  # a bundle's, elsewhere
     try:
-        same = digest_of(path.read_bytes()) == digest
+        content = path.read_bytes()
     except OSError:
-        same = False
+        content = b""
+    same = bool(content) and digest_of(content) == digest
     if not digest:
         notes.append(f"the checkpoint does not record whether {script} was changed")
+    elif not same and not edited and REDACTED.encode() in content:
+        raise UsageError(
+            f"{path}: the bundle has left secrets out of this script; nothing was started; restore"
+            f" the script at {Path(plan.cwd, there.get('script', ''))}, or pass --edited to replay"
+            " it without them"
+        )
     elif not same and not edited:
         raise UsageError(
             f"{path} is not the script that wrote {origin.place.directory}: it was changed"

@@ -84,6 +84,9 @@ def main(argv: list[str] | None = None) -> int:
                 f" outlast.testing.SimCluster({seed}, {smaller}).run()\n"
             )
             return 1
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
         outcomes[outcome.outcome] += 1
         turns += outcome.turns
         struck += outcome.struck

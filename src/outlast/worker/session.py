@@ -18,7 +18,7 @@ from torch import distributed as dist
 from outlast.config import check_torch, started_by_torchrun, worker_settings
 from outlast.errors import UsageError
 from outlast.worker.hot_worker import HotWorker
-from outlast.worker.phases.lost_results import is_lost
+from outlast.worker.phases.lost_results import LostResult, is_lost
 from outlast.worker.phases.step_calls import step_key
 from outlast.worker.state.protected_state import Replicated as Replicated
 from outlast.worker.worker_process import WorkerProcess
@@ -228,7 +228,7 @@ def init(*, hot_spares: bool = False) -> Session:
 def number_of(name: str, value: Any) -> float:
     """Return a metric as a number: NaN for one that was lost with its worker, which decides
     nothing here."""
-    if is_lost(value):
+    if is_lost(value) or isinstance(value, LostResult):
         return math.nan
     try:
         return float(value.detach() if isinstance(value, torch.Tensor) else value)

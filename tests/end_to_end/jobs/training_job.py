@@ -108,6 +108,8 @@ def train_step(batch: list[torch.Tensor]) -> float:
     pause("apply")
     if args.bug == "collective after" and session.step_index == 6:
         torch.distributed.all_reduce(x)
+    if args.bug == "raise after" and session.step_index == 6 and session.rank == 1:
+        raise ValueError("after the step of one rank")
     if args.bug == "random after" and session.step_index == 6:
         torch.rand(1)
     return loss.item()

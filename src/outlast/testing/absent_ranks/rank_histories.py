@@ -104,7 +104,8 @@ class RankHistories:
         # The same for each generation: a start goes on from the one that wrote its checkpoint.
         self._by_generation: dict[int, dict[int, dict[int, TrainedShare]]] = {}
         self.absent: dict[int, frozenset[int]] = {}  # by generation
-        self._kept: dict[int, dict[str, bytes]] = {}  # slots that absent ranks have left
+        # Slots that absent ranks have left, by generation: one may save while the next is decided.
+        self._kept: dict[int, dict[int, dict[str, bytes]]] = {0: {}}
         self.returns = 0  # ranks that have come back between two steps
         self.restores = 0  # ranks that have come back by a restart from a checkpoint without them
 
@@ -122,12 +123,15 @@ class RankHistories:
         kept = [one for one in self._chains[seat] if one[0] < n]
         self._chains[seat] = [*kept, (n, [own])]
 
-    def part_of(self, rank: int, unit: Iterable[int], last: int | None, other: int) -> int:
-        """Return the own state of an absent rank of a unit for a checkpoint. `last`: the newest
-        that it has left, as its deputy has it; `other`: of the rank at whose place it comes
-        back."""
+    def part_of(
+        self, rank: int, generation: int, unit: Iterable[int], last: int | None, other: int
+    ) -> int:
+        """Return the own state of an absent rank of a unit for a checkpoint of a generation.
+        `last`: the newest that it has left, as its deputy has it; `other`: of the rank at whose
+        place it comes back."""
+        kept = self._kept[generation]
         kinds = (":before:", ":after:")
-        keys = ({key for key in self._kept[each] if "result:" not in key} for each in unit)
+        keys = ({key for key in kept[each] if "result:" not in key} for each in unit)
         has_left = any(kind in f":{key}" for key in set.intersection(*keys) for kind in kinds)
         if last not in self._known[rank] if last is not None else has_left:
             self._fail(f"the deputy of rank {rank} saves own state that is not its own")
@@ -154,10 +158,11 @@ class RankHistories:
             history = self._by_generation[generation_of(checkpoint)]
         self._shares = {n: one for n, one in history.items() if n <= entry.n}
         self._by_generation[entry.generation] = self._shares
-        for seat in absent & self._kept.keys():
-            if entry.slots.get(seat, {}) != self._kept[seat]:
+        kept = self._kept[max(self._kept)]
+        for seat in absent & kept.keys():
+            if entry.slots.get(seat, {}) != kept[seat]:
                 self._fail(f"what rank {seat} has left was not kept: {entry}")
-        self._kept = {seat: entry.slots.get(seat, {}) for seat in absent}
+        self._kept[entry.generation] = {seat: entry.slots.get(seat, {}) for seat in absent}
         if entry.verdict == "start":
             for seat, chains in self._chains.items():
                 self._chains[seat] = [one for one in chains if one[0] <= entry.n]

@@ -229,7 +229,7 @@ class DataProcess(PartnerProcess):
         for rank, deputy in self.deputies.items():
             last = self.mesh.members[deputy].last_own[rank]
             unit = next((unit for unit in self.units if rank in unit), (rank,))
-            parts[rank] = self.ledger.histories.part_of(rank, unit, last, self.own)
+            parts[rank] = self.ledger.histories.part_of(rank, self.opened, unit, last, self.own)
         self.cluster.shelf.keep_parts(self.n, f"g{self.opened}", parts)
         self.say(self.stage())
         self.soon(0.001, 0.5, partial(self.write_checkpoint, self.n, self.opened))

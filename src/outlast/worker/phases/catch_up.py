@@ -30,7 +30,7 @@ from outlast.checkpoint.format import codec
 from outlast.errors import GroupError, StepRefused
 from outlast.events import FaultKind
 from outlast.worker.groups import GroupRegistry
-from outlast.worker.phases.lost_results import has_nan_gradients, is_lost, placeholder
+from outlast.worker.phases.lost_results import LostResult, has_nan_gradients, is_lost, placeholder
 from outlast.worker.phases.phase_attempt import deep_copy
 from outlast.worker.phases.script_progress import LOST, ReplayWalk, ScriptProgress
 from outlast.worker.phases.step_redo import ScriptObjects, StepRedo
@@ -197,13 +197,14 @@ class CatchUp:
         if walk is None or step is None:
             return None
         recorded, own, is_last = step
-        value = self._take_dry_step(call, key)
+        dry = self._take_dry_step(call, key)
+        value = dry[0] if dry else None
         if recorded != LOST:
             value = codec.decode(recorded)
         elif kind in ("step", "eval"):
-            value = placeholder(
-                self._run_dry(call, key) if value is None else value, self._use_of(key)
-            )
+            dry = dry or self._run_dry(call, key)
+            use = self._use_of(key)
+            value = placeholder(dry[0], use) if dry else LostResult(use)
             self.result_lost = True
             self._owner.protected_state().local.lost_key = key
             self._timeline.note(
@@ -287,7 +288,9 @@ class CatchUp:
         self._status.enter("idle")
         return why or tape.why
 
-    def _take_dry_step(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
+    def _take_dry_step(
+        self, call: Callable[[], Any], key: str, *, joins: bool = False
+    ) -> tuple[Any] | None:
         """Take a dry step of a function that other ranks have rehearsed, which warms up kernels,
         allocators and compilers. If the other ranks' static graphs have had their first backward in
         this generation (another function also steps), open a new generation for all ranks."""
@@ -304,12 +307,14 @@ class CatchUp:
             self._owner.report_fault(detail, "unsettled")
         return result
 
-    def _run_dry(self, call: Callable[[], Any], key: str, *, joins: bool = False) -> Any:
-        """Run a phase's function without the other ranks and undo all its changes. Reducers are
-        restored to their state at the opening of the generation. `joins`: the caller adopts the
-        staged state, if there is one."""
+    def _run_dry(
+        self, call: Callable[[], Any], key: str, *, joins: bool = False
+    ) -> tuple[Any] | None:
+        """Run a phase's function without the other ranks and undo all its changes. Return its
+        result, None if it raised. Reducers are restored to their state at the opening of the
+        generation. `joins`: the caller adopts the staged state, if there is one."""
         begin_ns = self._timeline.now_ns()
-        result = None
+        result: tuple[Any] | None = None
         kept = None
         local = self._owner.protected_state().local
         slot_kept = local.kept
@@ -318,7 +323,7 @@ class CatchUp:
         self._status.enter("dry")
         try:
             with self._owner.dry_attempt(key), self._groups.phase(), self._groups.dry():
-                result = call()
+                result = (call(),)
         except Exception as error:  # noqa: BLE001 - caused by substituted answers of collectives
             self._on_dry_step_failed(key, error)
         finally:
