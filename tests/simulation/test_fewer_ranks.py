@@ -45,6 +45,11 @@ def test_a_takeover_waits_for_a_node_that_joined_later() -> None:
     assert play(383_525).outcome == "done"
 
 
+def test_a_spare_whose_seat_is_overtaken_after_a_takeover_holds_no_state() -> None:
+    """The earlier term had decided its seat, and had not passed it on."""
+    assert play(512_515).outcome == "done"
+
+
 @pytest.mark.parametrize("seed", [305_069, 354_875, 365_936])
 def test_no_rank_leaves_where_those_that_had_a_phase_are_lost(seed: int) -> None:
     assert play(seed).outcome == "gave_up"

@@ -140,6 +140,7 @@ class ControllerState(parts.StatePart, kw_only=True):
             ),
             "two workers have one seat": len(set(seated.values())) == len(seated),
             "the indexes of workers are wrong": self.members.has_right_indexes(),
+            "a worker without a seat counts as a donor": self.members.spares_hold_no_state(),
             "seats and workers differ": all(
                 seat < len(self.members.seats) and self.members.seats[seat] in ("", name)
                 for name, seat in seated.items()

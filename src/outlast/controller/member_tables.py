@@ -330,6 +330,10 @@ class Members(StatePart, kw_only=True):
         unseated = {worker.name for worker in self.workers.values() if worker.seat < 0}
         return found == crews and self.unseated.keys() == unseated
 
+    def spares_hold_no_state(self) -> bool:
+        """Return whether no worker counts as a donor that may still get a seat."""
+        return not any(worker.whole for worker in self.usable_spares())
+
     def keep_warm(self) -> None:
         """Prepare no spares any more."""
         self.stays_warm = True

@@ -230,7 +230,8 @@ def _meet(turn: ControllerTurn, agent: str, name: str, *, is_spare: bool) -> Non
             seat=members.seats.index(name) if is_member else -1,
             is_spare=is_spare,
             member=state.generation if is_member else 0,
-            whole=is_member,  # its answer to Close says so where it is not
+            # Its answer to Close says so where a member holds no state; no spare has one.
+            whole=is_member and not is_spare,
         )
     )
     if not is_member and not (is_spare and state.mode not in ("stopping", "ended")):
