@@ -48,8 +48,9 @@ from pathlib import Path
 # Out of memory, in parts, and kills by the kernel: 6 with tests, 950.
 # Stragglers: 8, 1,450.
 # Replays on other ranks: 8 with tests, 1,550.
+# Numbers that scripts handle themselves: 3, 420.
 CEILINGS = {
-    "modules": 601,
+    "modules": 603,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,

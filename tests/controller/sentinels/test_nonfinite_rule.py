@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.controller.sentinels.nonfinite_rule import (
+    NO_STEP,
     NanPolicy,
     NonFiniteCourse,
     NonFiniteWord,
@@ -136,3 +137,33 @@ def test_of_several_steps_in_a_phase_the_first_bad_contribution_counts() -> None
     decision = decide(words, NanPolicy())
     assert decision is not None and decision.culprits == (1,)
     assert "rank 1 brought it" in decision.detail
+
+
+def handled(*seats: str, **more: bool) -> dict[int, NonFiniteWord]:
+    """Make words on what the script handles, by the letters of `words`; `-`: no step."""
+    whats = {".": "", "-": NO_STEP}
+    return {
+        seat: NonFiniteWord(handled=whats.get(kind, "loss"), is_own=kind == "o", **more)
+        for seat, kind in enumerate(seats)
+    }
+
+
+@pytest.mark.parametrize("nan", ["rerun", "skip:2", "stop"])
+def test_what_the_script_handles_is_run_again_and_accepted(nan: str) -> None:
+    assert course(handled(*".n.."), nan) == "accept"
+    assert course(handled(*"----"), nan) == "accept"
+    assert course(handled(*"....", is_accepted=True), nan) is None, "the next attempt counts"
+
+
+def test_a_gradient_that_would_be_applied_comes_first() -> None:
+    mixed = handled(*".nn.") | {3: NonFiniteWord(found=NAN)}
+    assert course(mixed) == "rerun"
+
+
+def test_the_ranks_that_brought_what_the_script_handles_are_named() -> None:
+    decision = decide(handled(*"-on-"), parse_nan("rerun"))
+    assert decision is not None
+    assert (decision.culprits, decision.reporter) == ((1,), 1)
+    assert decision.detail == "the loss is not finite on every rank; rank 1 brought it"
+    nobody = decide(handled(*"----"), parse_nan("rerun"))
+    assert nobody is not None and nobody.detail == NO_STEP

@@ -10,6 +10,9 @@ decision. `tries` counts the attempts at the phase that ended so, on the rank th
 | 1 or 2 | the data or the model: skip the batch (--nan skip:K), else stop |
 
 After a skipped batch the next one is not moved: a device has just been ruled out.
+
+What the script handles itself (a GradScaler's skipped step, cleaned gradients, a masked loss) is
+accepted after one attempt in place, whatever that gives: only a transient error ends by it.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ import msgspec
 
 from outlast.errors import UsageError
 
-NonFiniteCourse = Literal["rerun", "move", "skip", "apply", "stop"]
+NonFiniteCourse = Literal["rerun", "move", "skip", "apply", "stop", "accept"]
 SKIPS_MAX = 10**6
+NO_STEP = "no optimizer has stepped, as one has before"  # what a script handles may only show so
 
 
 class NanPolicy(msgspec.Struct, frozen=True):
@@ -61,7 +65,8 @@ class NonFiniteWord(msgspec.Struct, frozen=True, array_like=True):
     contribution is not finite, before the reduction over ranks, by `evidence`. `course`: already
     decided for this phase. `skipped`: batches in a row before it. `is_custom`: its optimizer has a
     `step` of its own. `places` that had it, and ranks that were `moved`, which a new worker does
-    not know by itself."""
+    not know by itself. `handled`: what was not finite, though the gradients of the step are, or
+    there is no step. `is_accepted`: the phase is run again for such a number, and counts then."""
 
     tries: int = 0
     found: str = ""
@@ -76,6 +81,8 @@ class NonFiniteWord(msgspec.Struct, frozen=True, array_like=True):
     places: tuple[str, ...] = ()
     moved: tuple[int, ...] = ()
     backward: int = 0
+    handled: str = ""
+    is_accepted: bool = False
 
     @property
     def place(self) -> str:
@@ -100,7 +107,7 @@ def decide(words: Mapping[int, NonFiniteWord], policy: NanPolicy) -> NonFiniteDe
     found = {seat: word for seat, word in words.items() if word.found}
     decided = {word.course for word in words.values()} - {""}
     if not (found or decided):
-        return None
+        return _accept(words)
     tries = max(word.tries for word in words.values())
     skipped = max(word.skipped for word in words.values())
     culprits = tuple(sorted(_brought(found)))
@@ -112,6 +119,16 @@ def decide(words: Mapping[int, NonFiniteWord], policy: NanPolicy) -> NonFiniteDe
         course = _course(policy, tries, skipped, is_elsewhere=is_elsewhere, words=found)
     reporter = min(culprits or found or words)
     return NonFiniteDecision(course, tries + 1, skipped, culprits, reporter, _detail(words))
+
+
+def _accept(words: Mapping[int, NonFiniteWord]) -> NonFiniteDecision | None:
+    """Return the decision on what the script handles itself; None if there is nothing."""
+    handled = {seat: word for seat, word in words.items() if word.handled}
+    if not handled:
+        return None
+    culprits = tuple(sorted(_brought(handled)))
+    reporter = min(culprits or handled)
+    return NonFiniteDecision("accept", 1, 0, culprits, reporter, _detail(words))
 
 
 def _brought(found: Mapping[int, NonFiniteWord]) -> dict[int, NonFiniteWord]:
@@ -140,12 +157,16 @@ def _course(
 
 def _detail(words: Mapping[int, NonFiniteWord]) -> str:
     """Return what is not finite, where, and which ranks brought it."""
-    found = {seat: word for seat, word in words.items() if word.found}
+    whats = {seat: word.found or word.handled for seat, word in words.items()}
+    found = {seat: word for seat, word in words.items() if whats[seat]}
     if not found:
         return ""
-    names = dict.fromkeys(word.found for word in found.values())
+    names = dict.fromkeys(whats[seat] for seat in found)
+    if set(names) == {NO_STEP}:
+        return NO_STEP
     where = "every rank" if len(found) == len(words) > 1 else ranks(found)
     own = _brought(found)
+    names.pop(NO_STEP, None)
     text = f"the {next(iter(names))} is not finite on {where}"
     if len(words) == 1:
         return text + (f" ({found[min(found)].evidence})" if found[min(found)].evidence else "")
@@ -169,6 +190,7 @@ NEXT = {
     "skip": "the batch is skipped",
     "apply": "the optimizer steps",
     "stop": "the run stops",
+    "accept": "the step is run again in place, and counts",
 }
 
 

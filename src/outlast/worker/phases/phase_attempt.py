@@ -24,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import torch
 from torch import nn
-from torch.amp.grad_scaler import OptState
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -34,6 +33,7 @@ from outlast.worker.script.value_encoding import PLAIN
 from outlast.worker.state.optimizer_state import hyperparameters, put_in_groups
 from outlast.worker.state.protected_modules import BufferSnapshot
 from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.state.scaler_steps import ScalerSteps
 from outlast.worker.state.tensor_digests import (
     Word,
     digests,
@@ -61,7 +61,7 @@ class AttemptGradients:
         self,
         parameters: Iterable[nn.Parameter],
         reducers: Iterable[DistributedDataParallel],
-        scalers: Iterable[torch.amp.GradScaler],
+        scaler_steps: ScalerSteps,
     ) -> None:
         self._parameters = list(parameters)
         self._versions = [*map(_VERSION, self._parameters)]
@@ -71,7 +71,7 @@ class AttemptGradients:
             for g in (p.grad,)
         ]
         self._reducers = reducers
-        self._scalers = [(s, s._per_optimizer_states) for s in scalers]  # noqa: SLF001 - see `_skipped`
+        self._scaler_steps = scaler_steps
 
     def changed_parameter(self) -> nn.Parameter | None:
         """Return a parameter that the attempt has written to, or None."""
@@ -84,7 +84,7 @@ class AttemptGradients:
     def has_leftovers(self) -> bool:
         """Return whether the attempt, without an optimizer's vote, leaves gradients to which the
         next phase would add: new ones, or changed ones that are not zero."""
-        if self._skipped():
+        if self._scaler_steps.has_ended():
             return False
         return any(
             before.parameter.grad is not None
@@ -118,15 +118,6 @@ class AttemptGradients:
             if part.gradient_as_bucket_view
             for p in part.parameters()
         }
-
-    def _skipped(self) -> bool:
-        """Return whether a GradScaler skipped its optimizer in this attempt because of infinities:
-        `scaler.step` was called and no vote followed. Its `update` begins a new table."""
-        return any(
-            scaler._per_optimizer_states is not before  # noqa: SLF001 - the only trace of a skipped step
-            or any(state["stage"] is OptState.STEPPED for state in before.values())
-            for scaler, before in self._scalers
-        )
 
 
 class ObjectMark:
@@ -184,14 +175,16 @@ class UndoCopy:
         """
         self._protected = protected
         self._copy = deep_copy(protected.replicated()) if everything else None
+        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
+        scales = [(scaler, self._objects[n]["scale"]) for n, scaler in protected.scalers.items()]
+        self.scaler_steps = ScalerSteps(scales)
         self._gradients = AttemptGradients(
-            protected.tree.parameters(), protected.tree.reducers, protected.scalers
+            protected.tree.parameters(), protected.tree.reducers, self.scaler_steps
         )
         known = protected.knows(key)
         self._buffers = BufferSnapshot(protected.buffers, everything=not known, exact=exact)
         self._flags = protected.tree.flags()
         self._groups = {n: deep_copy(hyperparameters(o)) for n, o in protected.optimizers.items()}
-        self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
         self._marks: dict[str, ObjectMark] = {}
         if key and not everything and protected.copies:
             self._marks = self._marked(by_version=known and not exact)

@@ -183,7 +183,7 @@ class PhaseRunner:
                 self.memory.put_away()
             with (
                 self.rehearsal.leftovers.watched(attempt.key, self.protected_state().tree),
-                self.nonfinite.attempt(self.protected_state()),
+                self.nonfinite.attempt(attempt),
                 self.replays.attempt(attempt),
             ):
                 yield
@@ -206,12 +206,12 @@ class PhaseRunner:
             self.memory.before_vote(optimizer)
             commit_gate.prepare_vote(attempt, self.protected_state())
             self.rehearsal.rehearse(attempt)
-            self.nonfinite.look(attempt.key, optimizer)
+            self.nonfinite.look(attempt, optimizer)
             self.replays.record(attempt)
             self._vote(attempt, gated=True)
             commit_gate.note_uncounted_step(attempt, self._status.step, self._timeline.note_once)
         if not self.gate.is_undoable:
-            self.nonfinite.before_step(attempt.key, optimizer)
+            self.nonfinite.before_step(attempt, optimizer)
 
     def _vote_at_end(self, attempt: PhaseAttempt) -> None:
         """Vote at the end of a phase in which no optimizer has stepped."""
@@ -222,7 +222,7 @@ class PhaseRunner:
         commit_gate.prepare_vote(attempt, self.protected_state())
         if attempt.has_copy:
             self.rehearsal.rehearse(attempt)
-            self.nonfinite.look_behind(attempt.undo)
+        self.nonfinite.look_behind(attempt)
         self._vote(attempt, gated=False)
         self.rehearsal.ungated.add(attempt.key)
 
@@ -242,8 +242,7 @@ class PhaseRunner:
         repeats = self.rehearsal.must_repeat(attempt)
         if repeats:  # a ballot that no other rank has: all repeat the phase
             ballot += f" again, rank {self._recovery.seat}"
-        if compares:
-            ballot += self.nonfinite.ballot() + self.replays.ballot()
+        ballot += self.nonfinite.ballot() + (self.replays.ballot() if compares else "")
         status.enter_attempt("voting")
         try:
             self._watch("vote")
@@ -313,7 +312,7 @@ class PhaseRunner:
         shared = attempt.kind in ("epoch", "draw", "checkpoint")
         known = kept if shared or is_evidence(result) else LOST
         self.step_redo.completed()
-        self.nonfinite.completed(step, is_gated=attempt.is_gated or attempt.has_copy)
+        self.nonfinite.completed(step, attempt)
         self.memory.completed(step, is_step=attempt.kind == "step")
         status.completed(step=step, result=known, shared=shared)
         self.on_complete(attempt.kind)

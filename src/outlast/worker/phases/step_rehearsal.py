@@ -10,6 +10,7 @@ from outlast.worker.phases.catch_up import REHEARSALS, CatchUp
 from outlast.worker.phases.commit_gate import LeftoverGradients
 from outlast.worker.phases.phase_attempt import PhaseAttempt
 from outlast.worker.script import repetitions
+from outlast.worker.script.bytecode import reads_gradients
 from outlast.worker.script.repetitions import RepetitionCheck
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state.protected_state import ProtectedState
@@ -34,7 +35,7 @@ class StepRehearsal:
         self._protected_state = protected_state
         self._standalone = standalone
         self.check = RepetitionCheck()
-        self.leftovers = LeftoverGradients(script.reads_gradients)
+        self.leftovers = LeftoverGradients(self._reads_gradients)
         self.ungated: set[str] = set()  # functions that have ended a phase without a step
 
     def rehearse(self, attempt: PhaseAttempt) -> None:
@@ -47,12 +48,15 @@ class StepRehearsal:
             attempt.rehearsed = True
             self._compare(attempt)
             if joining.rehearsals[key] == REHEARSALS:
-                reads = b"." * self._script.reads_gradients(key)
+                reads = b"." * self._reads_gradients(key)
                 self.leftovers.rehearsed(key, self._groups.gather_bytes(reads), place)
             raise StepRefused("rehearsal")
         if self.check.awaits(key):
             self._compare(attempt)
             self._script.caches.trust_grown()
+
+    def _reads_gradients(self, key: str) -> bool:
+        return any(map(reads_gradients, self._script.codes_of(key)))
 
     def is_rehearsal(self, attempt: PhaseAttempt) -> bool:
         """Return whether the attempt may be refused at its gate and must not be interrupted."""

@@ -189,6 +189,24 @@ def reads_gradients(code: types.CodeType, offsets: frozenset[int] | None = None)
     return False
 
 
+_OF_NONFINITE = {
+    "clip_grad_value_",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "nan_to_num",
+    "nan_to_num_",
+    "nanmean",
+    "nansum",
+}
+
+
+def handles_nonfinite(code: types.CodeType) -> bool:
+    """Return whether `code` names what deals with numbers that are not finite, or uses a `.grad`,
+    hence may handle such numbers itself."""
+    return not _OF_NONFINITE.isdisjoint(code.co_names) or reads_gradients(code)
+
+
 def _is_clearing(kind: str, name: object) -> bool:
     """Return whether this instruction, after a `.grad`, compares it with None or clears it."""
     if kind in ("LOAD_ATTR", "LOAD_METHOD"):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-from outlast.worker.script.bytecode import reads_gradients
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.script.phase_files import PhaseFiles, top_saves_by_path
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
@@ -355,9 +354,9 @@ class ScriptVariables(Refusals):
         functions = map(unwrapped, self._roots.functions.values())
         return {each.__code__ for each in functions if isinstance(each, types.FunctionType)}
 
-    def reads_gradients(self, key: str) -> bool:
-        """Return whether script code that a phase of `key` can run reads `.grad`."""
-        return any(reads_gradients(each.code) for each in self._reach_of(key).codes)
+    def codes_of(self, key: str) -> list[types.CodeType]:
+        """Return the script's code that a phase of `key` can run."""
+        return [each.code for each in self._reach_of(key).codes]
 
     def writes_unversioned(self, key: str, tree: ProtectedModules) -> bool:
         """Return whether a phase of `key` can write weights past torch's version counters.

@@ -193,7 +193,8 @@ def nonfinite_weight(protected: ProtectedState, before: Mapping[str, torch.Tenso
 class OwnContribution:
     """This rank's own share of a gradient, before it is reduced over ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_backward: Callable[[], None] = lambda: None) -> None:
+        self._on_backward = on_backward  # called in each backward, inside of it
         self._handles: list[RemovableHandle] = []
         self._copies: list[torch.Tensor] = []
         self.has_run = False  # since `clear`
@@ -219,7 +220,7 @@ class OwnContribution:
 
     def is_finite(self) -> bool:
         """Return whether the contributions since `clear` are finite, as far as hooks have run."""
-        return self.first_nonfinite() < 0
+        return not nonfinite_gradient(("", each) for each in self._copies)
 
     def first_nonfinite(self) -> int:
         """Return the number of the first contribution that is not finite, -1 if all are."""
@@ -235,6 +236,7 @@ class OwnContribution:
     def _hook(self) -> Callable[[torch.Tensor], None]:
         def add(gradient: torch.Tensor) -> None:
             self.has_run = True
+            self._on_backward()
             values = _values(gradient)
             if values is None:
                 return

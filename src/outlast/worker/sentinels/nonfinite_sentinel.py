@@ -7,7 +7,6 @@ vote carries the words of all ranks; in a healthy step nothing is exchanged.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,7 +31,9 @@ from outlast.controller.sentinels.nonfinite_rule import (
     parse_nan,
 )
 from outlast.worker.groups import GroupRegistry
-from outlast.worker.phases.phase_attempt import UndoCopy
+from outlast.worker.phases.phase_attempt import PhaseAttempt
+from outlast.worker.sentinels.handled_numbers import CodeSource, HandledNumbers
+from outlast.worker.sentinels.nonfinite_case import NonFiniteCase
 from outlast.worker.sentinels.nonfinite_exceptions import (
     CHECK,
     NonFiniteExceptions,
@@ -42,7 +43,6 @@ from outlast.worker.sentinels.nonfinite_gradients import (
     WHOLE,
     GradientLook,
     ModuleOutputs,
-    OwnContribution,
     has_own_step,
     nonfinite_weight,
 )
@@ -59,25 +59,17 @@ class NonFiniteOwner(Protocol):
         """Return the protected state."""
         ...
 
+    @property
+    def script(self) -> CodeSource:
+        """Return the script's variables."""
+        ...
+
     def try_alone(self, call: Callable[[], Any], key: str) -> None:
         """Run a phase's function without the other ranks, and undo it."""
         ...
 
     def report_fault(self, detail: str, kind: events.FaultKind, *, repeats: bool = False) -> None:
         """Report a fault that closes this generation."""
-
-
-@dataclasses.dataclass
-class _Case:
-    """A phase with a gradient that is not finite, before it is complete. `n`: phases before it."""
-
-    n: int = -1
-    tries: int = 0
-    course: str = ""  # "skip" or "apply", once decided
-    decision: NonFiniteDecision | None = None  # the newest
-    words: dict[int, NonFiniteWord] = dataclasses.field(default_factory=dict)
-    places: dict[str, None] = dataclasses.field(default_factory=dict)  # where it was computed
-    moved: set[int] = dataclasses.field(default_factory=set)  # ranks that went on elsewhere
 
 
 class NonFiniteSentinel:
@@ -96,8 +88,8 @@ class NonFiniteSentinel:
         self._run_dir = Path()
         self._device = ""
         self._batch: Callable[[], Any] = lambda: None  # the newest batch of the loop
-        self._own, self._outputs = OwnContribution(), ModuleOutputs()
-        self._case = _Case()
+        self._outputs = ModuleOutputs()
+        self._case = NonFiniteCase()
         self.exceptions = NonFiniteExceptions(status)
         self._skipped = 0  # batches in a row
         self._found = ""
@@ -106,6 +98,9 @@ class NonFiniteSentinel:
         self._is_blind = False
         self.share: Callable[[], tuple[int, int]] = lambda: WHOLE  # of a pass by equal replicas
         self._look = GradientLook()
+        state = owner.protected_state
+        self._handled = HandledNumbers(status, timeline, state, lambda: self.share())
+        self._own = self._handled.own
         self._stepping: dict[str, dict[int, Optimizer]] = {}  # by function, those behind one vote
         self._due: NonFiniteDecision | None = None  # to be looked into before the next attempt
 
@@ -124,43 +119,59 @@ class NonFiniteSentinel:
             self._own.watch(protected.modules)
 
     @contextmanager
-    def attempt(self, protected: ProtectedState) -> Iterator[None]:
+    def attempt(self, attempt: PhaseAttempt) -> Iterator[None]:
         """Watch one attempt; one that is run again, closely."""
         self._found, self._is_behind = "", False
         self._look.forget()
         self._own.clear()
-        if self._case.n != self._status.n and not self.exceptions.failures:
+        if not self._policy.watches:
             yield
             return
-        with self._outputs.watched(protected.modules):
+        is_again = self._case.n == self._status.n or self.exceptions.failures
+        modules = self._owner.protected_state().modules if is_again else {}
+        with self._handled.attempt(attempt, self._owner.script), self._outputs.watched(modules):
             yield
 
     # --- before the vote ---
 
-    def look(self, key: str, optimizer: Optimizer) -> None:
+    def look(self, attempt: PhaseAttempt, optimizer: Optimizer) -> None:
         """Look at the gradients of the optimizer that is about to step, and of those that step
-        behind the same vote in this function. One that has `found_inf` steps under a GradScaler,
-        which skips it by itself."""
-        if hasattr(optimizer, "found_inf"):
-            return
-        stepping = {**self._stepping.get(key, {}), id(optimizer): optimizer}
-        self._is_custom = any(map(has_own_step, stepping.values()))
-        protected = self._owner.protected_state()
-        self._find(lambda: self._look.first(key, stepping, self.share(), protected))
+        behind the same vote in this function. A GradScaler skips its optimizers by itself; a fused
+        one that has `found_inf` does so in its step."""
+        key, protected = attempt.key, self._owner.protected_state()
+        known = {**self._stepping.get(key, {}), id(optimizer): optimizer}
+        if not hasattr(optimizer, "found_inf"):
+            stepping = self._handled.without_scaled(known, optimizer)
+            self._is_custom = any(map(has_own_step, stepping.values()))
+            self._find(lambda: self._look.first(key, stepping, self.share(), protected))
+        self._look_for_signs(attempt, known, optimizer)
 
-    def look_behind(self, undo: UndoCopy) -> None:
+    def look_behind(self, attempt: PhaseAttempt) -> None:
         """Look at the weights that a phase with an undo copy leaves: gradients in it may be tried
         and dropped. If its batch is skipped, all of that is undone."""
-        self._is_custom, self._is_behind = False, True
-        if self._course == "skip":
-            undo.put_back_training()
-        self._find(lambda: nonfinite_weight(self._owner.protected_state(), undo.weights()))
+        undo, known = attempt.undo, self._stepping.get(attempt.key, {})
+        if attempt.has_copy:
+            self._is_custom, self._is_behind = False, True
+            if self._course == "skip":
+                undo.put_back_training()
+            self._find(lambda: nonfinite_weight(self._owner.protected_state(), undo.weights()))
+        self._look_for_signs(attempt, known, None)
+
+    def _look_for_signs(
+        self, attempt: PhaseAttempt, known: dict[int, Optimizer], optimizer: Optimizer | None
+    ) -> None:
+        if not self._found:
+            self._checked(lambda: self._handled.look(attempt, known, optimizer))
 
     def _find(self, look: Callable[[], str]) -> None:
+        self._found = self._checked(look)
+
+    def _checked(self, look: Callable[[], str]) -> str:
+        """Return what was found; "" where nothing is looked at."""
         if not self._policy.watches or self._is_blind or self._course:
-            return
+            return ""
         try:
-            self._found = look()
+            return look()
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError) as error:  # a type without norms: it cannot tell
@@ -170,6 +181,7 @@ class NonFiniteSentinel:
                 " training goes on without this check",
                 CHECK,
             )
+            return ""
 
     def explain(
         self, fault: events.Fault, key: str, error: Exception, reports: Mapping[str, float]
@@ -207,13 +219,13 @@ class NonFiniteSentinel:
     @property
     def is_raised(self) -> bool:
         """Return whether this rank's ballot is meant to differ from all others."""
-        return bool(self._found)
+        return bool(self._found) or self._handled.is_raised
 
     def ballot(self) -> str:
         """Return what this rank's ballot has besides the place."""
         if self._course:
             return f" {self._course}"
-        return f" not finite, rank {self._timeline.seat}" if self._found else ""
+        return f" not finite, rank {self._timeline.seat}" if self.is_raised else ""
 
     def word(self, reports: Mapping[str, float]) -> bytes:
         """Return this rank's word for the exchange behind an unequal vote."""
@@ -221,13 +233,14 @@ class NonFiniteSentinel:
             return b""
         if self._look.is_partial:
             self._found = self._look.again(self._owner.protected_state())
-        is_own, evidence = self._evidence(reports) if self._found else (False, "")
+        sign = "" if self._found else self._handled.sign
+        is_own, evidence = self._evidence(reports) if self._found or sign else (False, "")
         is_known = self._case.n == self._status.n
         word = replace(
             self._mine,
             tries=self._case.tries if is_known else 0,
             found=self._found,
-            is_own=is_own,
+            is_own=is_own or bool(sign and self._handled.is_local),
             backward=max(0, self._own.first_nonfinite()) if is_own and self._is_behind else 0,
             evidence=evidence,
             course="skip" if self._course == "skip" else "apply" if self._course else "",
@@ -235,6 +248,8 @@ class NonFiniteSentinel:
             is_custom=self._is_custom,
             places=tuple(self._case.places) if is_known else (),
             moved=tuple(self._case.moved) if is_known else (),
+            handled=sign,
+            is_accepted=self._handled.is_accepted,
         )
         return msgspec.msgpack.encode(word)
 
@@ -260,8 +275,11 @@ class NonFiniteSentinel:
         decision = decide(decoded, self._policy)
         if decision is None:
             return ""
+        if decision.course == "accept":
+            self._handled.accept(decision, decoded)
+            return f"{decision.detail}: {NEXT['accept']}"
         if self._case.n != self._status.n:
-            self._case = _Case(self._status.n)
+            self._case = NonFiniteCase(self._status.n)
         case = self._case
         known = case.course
         case.tries, case.decision, case.words = decision.tries, decision, decoded
@@ -289,7 +307,7 @@ class NonFiniteSentinel:
         sample = ""
         if self._case.tries > 1 and not self._owner.protected_state().reducers.is_static:
             sample = SampleSearch(lambda each: self._is_finite(each, key)).describe(call)
-        cause = self._cause(decision)
+        cause = self._case.cause(decision, self._policy)
         parts = [f"step {step}: {decision.detail}", cause, batch, sample]
         text = "; ".join(filter(None, parts))
         if decision.course == "stop":
@@ -314,25 +332,13 @@ class NonFiniteSentinel:
         self._owner.try_alone(call, key)
         return self._own.is_finite() and not self._outputs.first_nonfinite()
 
-    def _cause(self, decision: NonFiniteDecision) -> str:
-        case = self._case
-        if decision.skipped and decision.course == "stop":
-            return f"{decision.skipped} batches in a row were skipped before it"
-        if not self._policy.reruns:
-            return "nothing was tried (--nan stop)"
-        where = f"{decision.tries} attempts from the same state, on {', '.join(case.places)}"
-        if case.moved:
-            return f"{where}, gave the same: the data or the model, not a device"
-        if len(decision.culprits) == len(case.words):
-            return f"{where}, gave the same: the data or the model"
-        return f"{where}, gave the same, and no other device was tried"
-
     # --- behind the vote ---
 
-    def before_step(self, key: str, optimizer: Optimizer) -> None:
+    def before_step(self, attempt: PhaseAttempt, optimizer: Optimizer) -> None:
         """Let an optimizer step without gradients, which changes nothing, if the batch is skipped;
         every step behind a vote comes here."""
-        self._stepping.setdefault(key, {})[id(optimizer)] = optimizer
+        self._stepping.setdefault(attempt.key, {})[id(optimizer)] = optimizer
+        self._handled.stepped(attempt, optimizer)
         if self._course == "skip":
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -344,9 +350,11 @@ class NonFiniteSentinel:
         if self._case.decision is not None:
             self._case.moved |= set(joiners).intersection(self._case.decision.culprits)
 
-    def completed(self, step: int, *, is_gated: bool) -> None:
+    def completed(self, step: int, attempt: PhaseAttempt) -> None:
         """Report what came of a case, since its phase is complete here."""
-        case, self._case = self._case, _Case()
+        self._handled.completed(step, attempt)
+        is_gated = attempt.is_gated or attempt.has_copy
+        case, self._case = self._case, NonFiniteCase()
         if self.exceptions.failures:
             seats = self._groups.presence.of(range(self._groups.world))
             self.exceptions.report_cure(self._timeline, step, seats)
@@ -368,30 +376,4 @@ class NonFiniteSentinel:
                 )
             )
         elif not case.course:
-            self._report_cure(case, case.decision, step, is_first=is_first)
-
-    def _report_cure(
-        self, case: _Case, decision: NonFiniteDecision, step: int, *, is_first: bool
-    ) -> None:
-        """Report a step that was not finite, and then was."""
-        text = f"step {step}: {decision.detail}"
-        if case.moved:
-            for seat in sorted(case.moved) if is_first else ():
-                word = case.words[seat]
-                write_finding(
-                    self._timeline,
-                    word,
-                    "drain",
-                    f"{text}; {decision.tries} attempts on {word.place} gave the same, and rank"
-                    f" {seat} is finite elsewhere: that device is at fault",
-                )
-            return
-        again = f"{text}; run again from the same state in the same place, it is finite"
-        is_known = 0 < len(decision.culprits) < len(case.words)
-        if is_known and self._timeline.seat in decision.culprits:
-            write_finding(self._timeline, self._mine, "warn", f"{again}: a transient error there")
-        elif not is_known and is_first:
-            places = ", ".join(case.places)
-            nowhere = NonFiniteWord(host=platform.node())
-            again += f": a transient error on one of {places}"
-            write_finding(self._timeline, nowhere, "warn", again)
+            case.report_cure(self._timeline, case.decision, step, is_first=is_first)

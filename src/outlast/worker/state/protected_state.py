@@ -163,10 +163,10 @@ class ProtectedState:
         return {**self.schedules, **self.copies}
 
     @property
-    def scalers(self) -> list[torch.amp.GradScaler]:
+    def scalers(self) -> dict[str, torch.amp.GradScaler]:
         """Return the enabled gradient scalers, which may skip an optimizer's step."""
-        scalers = (o for o in self.schedules.values() if isinstance(o, torch.amp.GradScaler))
-        return [scaler for scaler in scalers if scaler.is_enabled()]
+        scalers = {n: o for n, o in self.schedules.items() if isinstance(o, torch.amp.GradScaler)}
+        return {n: scaler for n, scaler in scalers.items() if scaler.is_enabled()}
 
     def check_unchanged(self) -> None:
         """Raise ProtectError if a module or an optimizer was changed after `protect`."""
