@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import shutil
 import subprocess
 import urllib.request
@@ -14,7 +16,7 @@ from tests.telemetry.synthetic_run import SyntheticRun
 from outlast.cli.main import main
 from outlast.telemetry.event_store import EventReader
 from outlast.telemetry.live_view import LineDisplay
-from outlast.telemetry.run_metrics import MetricsEndpoint, RunMetrics
+from outlast.telemetry.run_metrics import LAST_SCRAPE_S, MetricsEndpoint, RunMetrics
 
 RULES = Path(__file__).parents[2] / "examples/monitoring/outlast_alerts.yml"
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
@@ -70,6 +72,16 @@ def test_a_file_that_prometheus_reads(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
+def test_the_end_waits_for_a_scrape_where_there_were_two() -> None:
+    endpoint = MetricsEndpoint("127.0.0.1", 0)
+    assert endpoint.last_scrape_due_s() == 0
+    for _ in range(2):
+        urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=30).close()
+    wait_s = endpoint.last_scrape_due_s()
+    assert 0 < wait_s <= LAST_SCRAPE_S
+    endpoint.close()
+
+
 def test_a_port_is_served_and_refused_when_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,9 +128,20 @@ SERIES = {  # alert -> series that fire it, and those that do not
         {'outlast_run_outcome{outcome="gave_up"}': "1x40"},
         {'outlast_run_outcome{outcome="done"}': "1x40"},
     ),
+    "OutlastLauncherLost": (
+        {"up": "1x20 0x20", "outlast_training": "1x20 stale _x20"},
+        {
+            "up": "1x20 0x20",
+            "outlast_training": "1x20 stale _x20",
+            'outlast_run_outcome{outcome="done"}': "_x19 1x1 stale _x20",
+        },
+    ),
     "OutlastCrashLoop": (
-        {'outlast_incidents_total{cause="killed",rung="replace"}': "0+1x40"},
-        {'outlast_incidents_total{cause="killed",rung="replace"}': "0x20 1x20"},
+        {
+            'outlast_incidents_total{cause="killed",rung="replace"}': "_x15 5x20",
+            'outlast_incidents_total{cause="killed",rung="restart"}': "_x20 1x20",
+        },
+        {'outlast_incidents_total{cause="killed",rung="replace"}': "50x20 51x20"},
     ),
     "OutlastNoSpare": (
         {"outlast_spares": "0x40", "outlast_spares_planned": "2x40", "outlast_training": "1x40"},
@@ -141,7 +164,7 @@ SERIES = {  # alert -> series that fire it, and those that do not
         {"outlast_goodput_ratio": "0.5x40", "outlast_step": "10x40"},
     ),
     "OutlastBadNode": (
-        {'outlast_findings_total{check="gpu",severity="drain"}': "0x30 1x10"},
+        {'outlast_findings_total{check="gpu",severity="drain"}': "_x30 1x10"},
         {'outlast_findings_total{check="gpu",severity="warn"}': "0x30 1x10"},
     ),
 }
@@ -170,6 +193,22 @@ def test_each_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     names = [line.split(": ")[1] for line in RULES.read_text().splitlines() if "- alert:" in line]
     assert names == list(SERIES)
+
+
+def test_dashboards_use_documented_metrics_and_say_what_they_show() -> None:
+    page = PAGE.read_text()
+    paths = sorted(RULES.parent.glob("*_dashboard.json"))
+    assert len(paths) == 3
+    for path in paths:
+        board = json.loads(path.read_text())
+        panels = board["panels"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+        assert board["uid"].replace("-", "_") + "_dashboard.json" == path.name
+        for panel in panels:
+            assert panel["title"] and panel["description"] and panel["fieldConfig"], panel
+            for target in panel["targets"]:
+                names = set(re.findall(r"outlast_\w+", target["expr"]))
+                assert [name for name in names if f"`{name}" not in page] == [], panel["title"]
 
 
 def _labelled(series: str) -> str:

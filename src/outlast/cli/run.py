@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -45,31 +45,36 @@ def run(argv: list[str]) -> int:
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
 
-    measured = _measuring(plan.metrics)
+    with _measuring(plan.metrics) as measured:
 
-    def show(path: Path) -> DetachedDisplay:
-        return DetachedDisplay(measured(display(path, plain=plan.plain, lines=lines)))
+        def show(path: Path) -> DetachedDisplay:
+            return DetachedDisplay(measured(display(path, plain=plan.plain, lines=lines)))
 
-    if plan.node.total > 1:
-        end, leads = node_start.serve(plan, show)
-        if leads:
-            conclude(end, Path(plan.run_dir), as_json=plan.json)
-        elif framed := frame_cause(end.outcome, end.cause):
-            echo_error(framed)
-        settle()
-        return end.exit_code
-    end, run_dir = launch(plan, show)
-    conclude(end, run_dir, as_json=plan.json)
+        if plan.node.total > 1:
+            end, leads = node_start.serve(plan, show)
+            if leads:
+                conclude(end, Path(plan.run_dir), as_json=plan.json)
+            elif framed := frame_cause(end.outcome, end.cause):
+                echo_error(framed)
+            settle()
+        else:
+            end, run_dir = launch(plan, show)
+            conclude(end, run_dir, as_json=plan.json)
     return end.exit_code
 
 
-def _measuring(flags: MetricsFlags) -> Callable[[LiveDisplay | LineDisplay], Display]:
-    """Return the display that offers metrics as well; without flags for them, the same one.
+@contextlib.contextmanager
+def _measuring(
+    flags: MetricsFlags,
+) -> Iterator[Callable[[LiveDisplay | LineDisplay], Display]]:
+    """Yield what makes a display offer metrics as well; without flags for them, the same one. At
+    the end, wait for a scrape that sees how the run ended.
 
     Raises UsageError where they cannot be offered, before anything starts.
     """
     if not flags.is_on:
-        return lambda inner: inner
+        yield lambda inner: inner
+        return
     from outlast.telemetry.run_metrics import MetricsEndpoint, RunMetrics  # an optional package
 
     if flags.file and not Path(flags.file).absolute().parent.is_dir():
@@ -77,10 +82,19 @@ def _measuring(flags: MetricsFlags) -> Callable[[LiveDisplay | LineDisplay], Dis
             f"--metrics-file {flags.file}: its directory is missing; nothing was started"
         )
 
-    endpoint = MetricsEndpoint(flags.host, flags.port) if flags.port >= 0 else None
-    if endpoint is not None:
-        echo_error(f"outlast: metrics at http://{flags.host}:{endpoint.port}/metrics")
-    return lambda inner: RunMetrics(inner, flags.file, endpoint)
+    if flags.port < 0:
+        yield lambda inner: RunMetrics(inner, flags.file)
+        return
+    endpoint, wait_s = MetricsEndpoint(flags.host, flags.port), 0.0
+    echo_error(f"outlast: metrics at http://{flags.host}:{endpoint.port}/metrics")
+    try:
+        yield lambda inner: RunMetrics(inner, flags.file, endpoint)
+        wait_s = endpoint.last_scrape_due_s()
+        if wait_s >= 1:
+            echo_error(f"outlast: waiting up to {wait_s:.0f} s for the last scrape of metrics")
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):  # the run has ended: keep its exit code
+            endpoint.close(wait_s)
 
 
 def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:

@@ -1,0 +1,118 @@
+"""A real Prometheus beside runs that are broken on purpose, with the alert rules and dashboards."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.end_to_end.conftest import Runner, wait_for
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not shutil.which("prometheus"), reason="Prometheus is not installed"),
+]
+MONITORING = Path(__file__).parents[2] / "examples/monitoring"
+EMPTY = {"Findings", "Findings that ask for a drain", "Time of a step", "Time to the end"}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Prometheus:
+    """A server that scrapes two launchers once a second, with our alert rules."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, *self.targets = free_ports(3)
+        shutil.copy(MONITORING / "outlast_alerts.yml", folder)
+        (folder / "prometheus.yml").write_text(
+            "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
+            "rule_files: [outlast_alerts.yml]\n"
+            "scrape_configs:\n- job_name: outlast\n  static_configs:\n"
+            f"  - targets: {[f'127.0.0.1:{port}' for port in self.targets]}\n"
+        )
+        command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
+        command.append(f"--web.listen-address=127.0.0.1:{self.port}")
+        with (folder / "prometheus.txt").open("w") as log:
+            self.process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+
+    def query(self, text: str) -> list[dict[str, Any]]:
+        """Return the result of an instant query."""
+        where = f"http://127.0.0.1:{self.port}/api/v1/query?"
+        with urllib.request.urlopen(
+            where + urllib.parse.urlencode({"query": text}), timeout=30
+        ) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success"
+        return found["data"]["result"]
+
+    def is_ready(self) -> bool:
+        try:
+            return self.query("vector(1)") != []
+        except OSError:
+            return False
+
+    def alerts(self, state: str) -> set[str]:
+        """Return the alerts that were in a state within the last five minutes."""
+        found = self.query(f'last_over_time(ALERTS{{alertstate="{state}"}}[5m])')
+        return {one["metric"]["alertname"] for one in found}
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    server = Prometheus(folder)
+    try:
+        wait_for(server.is_ready, "Prometheus answers")
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait(30)
+
+
+def expressions() -> list[tuple[str, str]]:
+    """Return titles and queries of all panels."""
+    return [
+        (panel["title"], target["expr"].replace("$instance", ".*"))
+        for path in sorted(MONITORING.glob("*_dashboard.json"))
+        for panel in json.loads(path.read_text())["panels"]
+        for target in panel["targets"]
+    ]
+
+
+@pytest.mark.long
+def test_alerts_and_dashboards_of_broken_runs(runner: Runner, prometheus: Prometheus) -> None:
+    first, second = prometheus.targets
+    kills = [f"--fault=kill:rank=1,step={step}" for step in range(1, 7)]
+    flags = ("--checkpoint-every=2", f"--metrics-port={first}", *kills)
+    process = runner.start(*flags, job=("--bug", "typo"))
+    begun = "sum(outlast_incidents_total) >= 3 and sum(outlast_last_commit_timestamp_seconds) > 0"
+    wait_for(lambda: prometheus.query(begun), "three incidents, and a commit")
+    empty = {title for title, query in expressions() if not prometheus.query(query)}
+    assert empty <= EMPTY, empty - EMPTY
+    ended = runner.end(process)
+    assert ended.code == 1, ended.output
+    assert "for the last scrape of metrics" in ended.output
+    wait_for(lambda: "OutlastRunFailed" in prometheus.alerts("firing"), "an alert of the end")
+    assert prometheus.alerts("firing") == {"OutlastRunFailed", "OutlastCrashLoop"}
+
+    hold = ("--hold", str(runner.folder / "hold"))
+    lost = runner.start(f"--metrics-port={second}", job=hold, name="lost")
+    wait_for(lambda: prometheus.query("outlast_step >= 7"), "a run that trains")
+    lost.send_signal(signal.SIGKILL)
+    wait_for(lambda: "OutlastLauncherLost" in prometheus.alerts("pending"), "a lost launcher")
+    assert "OutlastLauncherLost" not in prometheus.alerts("firing")
