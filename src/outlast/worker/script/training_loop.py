@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import inspect
 import itertools
@@ -73,6 +74,32 @@ def _keeper_in(frame: types.FrameType) -> str:
     return next((name for name, value in found if any(value is each for each in _KEEPERS)), "")
 
 
+def names_given_to_run(code: types.CodeType, offsets: frozenset[int]) -> set[str]:
+    """Return the names in arguments of `session.run(...)` that are not called there: `a` and `b` of
+    `session.run(a if first else b, batch)`. They are found by positions in the source."""
+    runs, calls, names = set[Any](), dict[Any, Any](), list[tuple[str, Any, Any]]()
+    for each in dis.get_instructions(code):
+        where = each.positions
+        if each.offset not in offsets or where is None or where.lineno is None:
+            continue
+        start, end = where[0::2], where[1::2]
+        if each.opname.startswith("CALL"):
+            calls[start] = max(end, calls.get(start, end))
+        elif each.argval in ("run", "run_with_undo") and each.opname in (
+            "LOAD_ATTR",
+            "LOAD_METHOD",
+        ):
+            runs.add(start)
+        elif each.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+            names.append((each.argval, start, end))
+    spans = [(start, calls[start]) for start in runs if start in calls]
+    return {
+        name
+        for name, start, end in names
+        if start not in calls and any(low < start and end <= high for low, high in spans)
+    }
+
+
 def refuse_gathering(refuse: Callable[[str, str], None]) -> None:
     """Refuse a loop that is inside an expression, whose results so far no other process could read:
     a comprehension, `list(...)`. Called by the function that gives the batches.
@@ -133,7 +160,8 @@ class TrainingLoop:
         if reads_gradients(self._code, self._offsets):
             return "the loop"
         frame = next(f for f in own_frames() if f.f_code is self._code)
-        visited = set(phases)
+        given = map(frame.f_globals.get, names_given_to_run(self._code, self._offsets))
+        visited = {*phases, *(f.__code__ for f in given if isinstance(f, types.FunctionType))}
         todo: list[tuple[types.CodeType, frozenset[int] | None]] = [(self._code, self._offsets)]
         while todo:
             code, offsets = todo.pop()
