@@ -24,8 +24,9 @@ from tests.cluster.hosts import Hosts, missing_requirement
 
 from outlast.errors import EXIT_DONE
 from outlast.events import PhaseDone
-from outlast.telemetry.event_store import read_events
-from outlast.telemetry.incidents import Incident, incidents
+from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 
 LEASE_S, STEPS, STEP = 3.0, 100, 40
 SILENCE_S = 1.0
@@ -80,7 +81,7 @@ def run(failure: Failure) -> Cost:
             codes = set(cluster.codes().values())
             if codes != {EXIT_DONE}:
                 raise SystemExit(f"exit codes {codes}")
-            return _cost(incidents(read_events(cluster.run_dir)), begin_ns)
+            return _cost(incidents(read_history(cluster.run_dir)), begin_ns)
 
 
 def _cost(found: list[Incident], begin_ns: int) -> Cost:

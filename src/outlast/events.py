@@ -24,6 +24,9 @@ PhaseKind = Literal[
 ]
 
 
+REHEARSAL = "rehearsal"  # the reason of attempts that are refused on purpose, before the first step
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
     """Base of all events."""
 

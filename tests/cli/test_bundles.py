@@ -16,7 +16,8 @@ from outlast.launch.bundles.bundle_format import FOLDER
 from outlast.launch.bundles.bundle_reader import unpack
 from outlast.launch.bundles.bundle_writer import KEPT, write_bundle
 from outlast.telemetry.event_store import read_events
-from outlast.telemetry.incidents import incidents
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 
 pytestmark = pytest.mark.process
 
@@ -66,7 +67,7 @@ def test_a_stop_leaves_a_bundle_without_secrets(stopped: Path, tmp_path: Path) -
     assert [name for name in files if name.startswith("logs/1/") and "stderr" in name]
     everything = b"".join(files.values())
     assert SECRET.encode() not in everything and b"abcdefgh" not in everything
-    before, after = (incidents(read_events(path)) for path in (stopped, tmp_path / "into"))
+    before, after = (incidents(read_history(path)) for path in (stopped, tmp_path / "into"))
     assert [one.number for one in before] == [one.number for one in after]
     assert len(read_events(stopped)) == len(read_events(tmp_path / "into"))
 

@@ -238,8 +238,7 @@ def test_run_gets_its_flags_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         (ModuleNotFoundError("No module named 'torch'", name="torch"), "run", "run"),
         (ModuleNotFoundError("no", name="torch.distributed"), "run", "run"),
         (ModuleNotFoundError("no", name="matplotlib.axes"), "demo", "figures"),
-        (ModuleNotFoundError("no", name="numpy"), "replay", "run"),
-        (ModuleNotFoundError("no", name="numpy"), "plan", "plan"),
+        (ModuleNotFoundError("no", name="numba"), "plan", "plan"),
         (ModuleNotFoundError("no", name="matplotlib"), "plan", "plan,figures"),
     ],
 )
@@ -310,7 +309,7 @@ def test_no_command_but_run_imports_torch(command: str, run_dir: Path) -> None:
     code = (
         "import sys; from outlast.cli.main import main\n"
         f"code = main([{command!r}, {str(run_dir)!r}])\n"
-        "heavy = {'torch', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'torch', 'scipy', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(

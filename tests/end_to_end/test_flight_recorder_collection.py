@@ -20,7 +20,8 @@ from outlast.cli.run_reports import trace_lines
 from outlast.fleet.flight_recorder.hang_report import analyse_dumps
 from outlast.fleet.flight_recorder.recorder_dumps import read_dumps
 from outlast.telemetry.event_store import read_events
-from outlast.telemetry.incidents import incidents
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import RunHistory
 from outlast.transport import messages
 from outlast.worker import flight_recorder_dump
 
@@ -85,7 +86,7 @@ def test_who_was_missed_is_told_afterwards(tmp_path: Path) -> None:
     assert first.hosts.keys() == {0, 1, 2}
     assert (second.ranks, second.confidence) == ((2,), "sure"), second.verdict
     assert (second.stuck[0].members, second.stuck[0].seq) == ((0, 1, 2), 1)
-    lines = list(trace_lines(run_dir, incidents(found)))
+    lines = list(trace_lines(run_dir, incidents(RunHistory.of(found))))
     assert any("Rank 1 never entered all_reduce" in line for line in lines), lines
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("polars", reason="rates are fitted: pip install 'outlast[fle
 
 from outlast.cli.main import main
 from outlast.plan.model.scenario import scenario_of
-from outlast.telemetry.event_store import read_events
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.run_costs import mean_of, run_costs
 
 SAID = ("--gpus", "8", "--gpus-per-node", "1", "--replica-gpus", "1", "--failures", "6h",
@@ -122,7 +122,7 @@ def test_a_real_run_is_predicted_by_what_it_measured(loop: Loop, tmp_path: Path)
          "--steps", "160"],
         check=True, timeout=800,
     )  # fmt: skip
-    assert len(run_costs(read_events(run_dir)).survived) == len(faults)
+    assert len(run_costs(read_history(run_dir)).survived) == len(faults)
     assert loop.fit(run_dir)["failures"]["failures"] == len(faults)
     rows = loop.compare(run_dir, "--rates", str(loop.rates))
     for name in ("goodput", "detect", "restart"):

@@ -8,10 +8,10 @@ from pathlib import Path
 from msgspec.structs import replace
 from tests.telemetry.synthetic_run import T0_NS, SyntheticRun
 
-from outlast.events import AnyEvent, Warned
-from outlast.telemetry.event_store import read_events
+from outlast.events import Warned
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.incident_explanation import LINES_MAX, finding_lines
-from outlast.telemetry.incidents import incidents
 from outlast.telemetry.live_view import LineDisplay
 from outlast.telemetry.run_summary import summarise
 
@@ -26,8 +26,9 @@ def warned(t_ns: int, severity: str = "now", host: str = "node-1", device: str =
 def told(tmp_path: Path, before_s: dict[float, Warned]) -> list[str]:
     """A run whose rank 2 is killed; warnings so many seconds before."""
     SyntheticRun(tmp_path).start().steps(5).killed(2).steps(2).end()
-    found: list[AnyEvent] = read_events(tmp_path)
-    (one,) = incidents(found)
+    history = read_history(tmp_path)
+    found = history.events
+    (one,) = incidents(history)
     for seconds, event in before_s.items():
         t_ns = one.t_ns - int(seconds * 1e9)
         found.append(replace(event, t_ns=t_ns))

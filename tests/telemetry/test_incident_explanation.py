@@ -10,16 +10,17 @@ from rich.console import Console
 from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.events import CheckpointSaved
-from outlast.telemetry.event_store import Life, read_events
+from outlast.telemetry.event_store import Life
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.incident_explanation import explain
-from outlast.telemetry.incidents import incidents
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7\nValueError: bad batch'
 
 
 def explained(run_dir: Path, width: int = 110) -> str:
     out = io.StringIO()
-    explain(incidents(read_events(run_dir)), Console(file=out, width=width))
+    explain(incidents(read_history(run_dir)), Console(file=out, width=width))
     return out.getvalue()
 
 
@@ -208,7 +209,7 @@ def test_an_open_incident_depends_on_the_liveness_of_the_run(
     story = SyntheticRun(tmp_path).start().steps(2)
     story.broken(1, story.fault("hung", 1), how="heartbeat").close()
     out = io.StringIO()
-    explain(incidents(read_events(tmp_path)), Console(file=out, width=110), life)
+    explain(incidents(read_history(tmp_path)), Console(file=out, width=110), life)
     assert said in out.getvalue()
     other = {"the run is in the middle of it", "its launcher died here"} - {said}
     assert other.pop() not in out.getvalue()

@@ -16,11 +16,13 @@ from outlast.events import (
     WorkerLost,
 )
 from outlast.telemetry.event_store import read_events
-from outlast.telemetry.incidents import Incident, Replacement, incidents
+from outlast.telemetry.history.incident_course import Incident, Replacement
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 
 
 def told(story: SyntheticRun) -> list[Incident]:
-    found = incidents(read_events(story.run_dir))
+    found = incidents(read_history(story.run_dir))
     for one in found:
         assert sum(one.phases_ms.values()) == pytest.approx(one.total_ms)
     return found

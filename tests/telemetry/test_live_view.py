@@ -23,7 +23,8 @@ from outlast.events import (
 )
 from outlast.telemetry import live_view
 from outlast.telemetry.event_store import read_events
-from outlast.telemetry.incidents import incidents
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display, view
 from outlast.telemetry.run_board import Beats, RunBoard, headline, progress
 from outlast.telemetry.time_accounting import account
@@ -81,7 +82,7 @@ def test_a_heartbeat_of_a_lost_worker_is_ignored(tmp_path: Path) -> None:
 def test_live_goodput_equals_that_of_the_summary(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path).start().steps(30).killed(2).steps(30)
     story.say(Note(t_ns=story.t_ns, worker="", seat=-1, text="now", level="info"))
-    times = account(read_events(tmp_path))
+    times = account(read_history(tmp_path))
     board = board_of(story)
     assert board.goodput(story.t_ns) == pytest.approx(times.goodput, rel=0.01)
     lost_ns = times.totals_ns["lost"] + times.totals_ns["recovery"]
@@ -306,4 +307,4 @@ def test_a_resumed_run_numbers_its_incidents_on(tmp_path: Path) -> None:
     lines.close()
     told = [line for line in said.getvalue().splitlines() if "incident" in line]
     assert told and all("incident 3: " in line for line in told)
-    assert [one.number for one in incidents(read_events(tmp_path))] == [1, 2, 3]
+    assert [one.number for one in incidents(read_history(tmp_path))] == [1, 2, 3]

@@ -12,7 +12,7 @@ from outlast.launch.policies.policy_files import read_policy
 from outlast.plan.answers.policy_trial import MeasuredJob, simulated
 from outlast.plan.simulate.narrator import narrate
 from outlast.plan.simulate.scheduled_failures import FailureSchedule, ScheduledFailure
-from outlast.telemetry.event_store import read_events
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.run_costs import run_costs
 from outlast.telemetry.run_summary import summarise
 
@@ -27,7 +27,7 @@ def test_a_return_of_absent_ranks_is_no_failure(tmp_path: Path) -> None:
     policy = read_policy("torchft-like")
     told = narrate(simulated(job), run_dir=tmp_path, recovery=policy, schedule=schedule)
     assert told.rungs == {"shrink": 2, "regrow": 2}
-    assert [one.rung for one in run_costs(read_events(tmp_path)).survived] == ["shrink", "shrink"]
+    assert [one.rung for one in run_costs(read_history(tmp_path)).survived] == ["shrink", "shrink"]
     found = summarise(tmp_path)
     assert {kind: cause.count for kind, cause in found.causes.items()} == {"killed": 2}
     assert len(found.incidents) == 4, "returns are shown"

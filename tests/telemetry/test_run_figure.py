@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,10 +17,11 @@ from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.errors import RunDirError, UsageError
 from outlast.telemetry import run_figure
-from outlast.telemetry.event_store import read_events
+from outlast.telemetry.history.run_history import read_history
+from outlast.telemetry.history.time_claims import Claims
 from outlast.telemetry.lane_columns import COLOUR, COLUMNS, columns
 from outlast.telemetry.run_figure import apart, report
-from outlast.telemetry.time_accounting import BUCKETS, Span, account
+from outlast.telemetry.time_accounting import BUCKETS, CODES, Span, account
 
 
 def _twins(tmp_path: Path) -> list[tuple[Path, str]]:
@@ -52,7 +54,7 @@ def test_equal_runs_are_called_equal_and_others_are_not(tmp_path: Path) -> None:
 
 def test_a_long_run_makes_a_small_file(tmp_path: Path) -> None:
     SyntheticRun(tmp_path / "run").start().steps(3000).end()
-    lane = account(read_events(tmp_path / "run")).lanes[0]
+    lane = account(read_history(tmp_path / "run")).lanes[0]
     assert len(lane.spans) > 6000
     report([(tmp_path / "run", "long")], tmp_path / "report.svg")
     assert (tmp_path / "report.svg").stat().st_size < 400_000
@@ -98,12 +100,9 @@ def test_numbers_do_not_touch_and_stay_inside(wanted: list[float], gap: float) -
 
 def test_a_short_recovery_stays_visible() -> None:
     width = 1_000_000 // COLUMNS + 1
-    spans = [
-        Span(0, 5 * width, "step"),
-        Span(5 * width, 5 * width + width // 3, "recovery"),
-        Span(5 * width + width // 3, 1_000_000, "step"),
-    ]
-    drawn = columns(spans, 0, 1_000_000)
+    edges = np.array([0, 5 * width, 5 * width + width // 3, 1_000_000])
+    codes = np.array([CODES["step"], CODES["recovery"], CODES["step"]], np.uint8)
+    drawn = columns(Claims(edges[:-1], edges[1:], codes), 0, 1_000_000)
     assert Span(5 * width, 6 * width, "recovery") in drawn
     assert [span.bucket for span in drawn] == ["step", "recovery", "step"]
 

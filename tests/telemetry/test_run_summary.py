@@ -27,8 +27,8 @@ from outlast.events import (
     WorkerSpawned,
     encoder,
 )
-from outlast.telemetry.event_store import read_events
-from outlast.telemetry.run_summary import NOTES_MAX, RunSummary, summarise, summarise_events
+from outlast.telemetry.history.run_history import read_history
+from outlast.telemetry.run_summary import NOTES_MAX, RunSummary, summarise, summarise_history
 from outlast.telemetry.segment_files import segment_paths
 from outlast.telemetry.summary_tables import INCIDENTS_MAX, MEANS, STYLE, listed, render
 from outlast.telemetry.time_accounting import BUCKETS
@@ -373,10 +373,10 @@ def test_a_live_run_has_its_progress(tmp_path: Path) -> None:
         LoopBegun(t_ns=story.t_ns, worker="w1-0", seat=0, until=200, epochs=None, length=None),
     )
     story.steps(5).close()
-    summary = summarise_events(read_events(tmp_path), tmp_path, life="running")
+    summary = summarise_history(read_history(tmp_path), tmp_path, life="running")
     assert (summary.outcome, summary.steps_total) == ("running", 200)
     assert "2 % of 200" in shown(summary, 140) and "still running" in shown(summary)
-    assert summarise_events(read_events(tmp_path), tmp_path, life="died").outcome == "died"
+    assert summarise_history(read_history(tmp_path), tmp_path, life="died").outcome == "died"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from outlast.events import (
     RunStarted,
 )
 from outlast.telemetry import time_accounting
-from outlast.telemetry.event_store import read_events
+from outlast.telemetry.history.run_history import RunHistory, read_history
 from outlast.telemetry.time_accounting import BUCKET_OF_KIND, BUCKETS, TimeAccount, account
 
 TIMES = st.integers(0, 60)
@@ -79,7 +79,7 @@ def test_buckets_partition_the_time_for_arbitrary_events(
     first: RunStarted, soup: list[AnyEvent]
 ) -> None:
     for running in (False, True):
-        check_partition(account([*soup, first], running=running))
+        check_partition(account(RunHistory.of([*soup, first]), running=running))
 
 
 def check_partition(result: TimeAccount) -> None:
@@ -109,7 +109,7 @@ def test_precedence_tick_by_tick(
             if index % 2
             else GenerationClosed(t_ns=t_ns, incident=1, generation=1)
         )
-    result = account([started, *phases, *attempts, *marks, ended])
+    result = account(RunHistory.of([started, *phases, *attempts, *marks, ended]))
     edges = sorted(edges) + ([60] if len(edges) % 2 else [])
     recovering = {t for a, b in zip(edges[::2], edges[1::2], strict=True) for t in range(a, b)}
     for lane in result.lanes:
@@ -151,7 +151,7 @@ def test_an_undisturbed_run(tmp_path: Path) -> None:
     SyntheticRun(tmp_path, world=2).start(ms=500).phase(ms=100).steps(1, ms=80, script_ms=3).phase(
         "eval", ms=40
     ).phase("checkpoint", ms=30).end()
-    result = account(read_events(tmp_path))
+    result = account(read_history(tmp_path))
     assert spans_ms(result, 1) == [
         ("start", 500),
         ("step", 100),
@@ -177,7 +177,7 @@ def test_a_kill_costs_an_attempt_and_a_recovery(tmp_path: Path) -> None:
     story = SyntheticRun(tmp_path, world=3).start(ms=500).phase(ms=100)
     story.broken(1, story.fault("killed", 1, signal=9), ms=20)
     story.decide((1,)).heal((1,), join_ms=400, copy_ms=90).phase(ms=100).end()
-    result = account(read_events(tmp_path))
+    result = account(read_history(tmp_path))
     # Close 1 ms after the kill, two answers of 3 ms, decision 2, join 400, connect 10 + 90.
     survivor = [("lost", 25), ("recovery", 504), ("step", 100), ("stop", 55)]
     joiner = [("lost", 21), ("recovery", 508), ("step", 100), ("stop", 55)]
@@ -200,7 +200,7 @@ def test_a_commit_that_spans_the_recovery_is_cut_at_its_edges(tmp_path: Path) ->
     story.done(0, n=1, step=1, begin_ns=begin_ns)
     story.n = story.step = 1
     story.end()
-    spans = spans_ms(account(read_events(tmp_path)), 0)
+    spans = spans_ms(account(read_history(tmp_path)), 0)
     assert spans[:4] == [("start", 100), ("step", 30), ("recovery", 200), ("step", 10)]
 
 
@@ -212,7 +212,7 @@ def test_steps_rolled_back_are_lost(tmp_path: Path) -> None:
     story.decide((0, 1), rung="restart", n=1, step=1).heal((0, 1))
     story.wait(50)  # the scripts' own set-up after the opening
     story.phase(ms=100).phase(ms=100).end()
-    result = account(read_events(tmp_path))
+    result = account(read_history(tmp_path))
     assert spans_ms(result, 0)[1][0] == "step"
     assert spans_ms(result, 0)[1][1] == 100
     assert ms(result)["step"] == 2 * 3 * 100
@@ -226,7 +226,7 @@ def test_two_terms_and_the_gap_between_them(tmp_path: Path) -> None:
     story.close()  # the launcher is killed: no RunEnded
     story.wait(5000)
     story.start(resumed_n=1, resumed_step=1, ms=400).phase(ms=100).end()
-    result = account(read_events(tmp_path))
+    result = account(read_history(tmp_path))
     assert spans_ms(result, 1) == [
         ("start", 500),
         ("step", 100),
@@ -244,7 +244,7 @@ def test_a_run_that_died_in_a_recovery(tmp_path: Path) -> None:
     story.wait(70)
     story.closed()
     story.close()
-    assert spans_ms(account(read_events(tmp_path)), 1) == [
+    assert spans_ms(account(read_history(tmp_path)), 1) == [
         ("start", 500),
         ("step", 100),
         ("lost", 25),
@@ -257,7 +257,7 @@ def test_a_living_run_counts_the_open_attempt_as_lost_until_it_commits(tmp_path:
     story.wait(40)
     story.closed()
     story.close()
-    assert spans_ms(account(read_events(tmp_path)), 0)[-1] == ("lost", 40)
+    assert spans_ms(account(read_history(tmp_path)), 0)[-1] == ("lost", 40)
 
 
 def test_a_rehearsal_is_part_of_the_start(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_rehearsal_is_part_of_the_start(tmp_path: Path) -> None:
         ),
     )
     story.phase(ms=100).end()
-    assert spans_ms(account(read_events(tmp_path)), 0)[:2] == [("start", 560), ("step", 100)]
+    assert spans_ms(account(read_history(tmp_path)), 0)[:2] == [("start", 560), ("step", 100)]
 
 
 def test_events_without_a_start(tmp_path: Path) -> None:
@@ -286,16 +286,20 @@ def test_events_without_a_start(tmp_path: Path) -> None:
     story.say(GenerationClosed(t_ns=1, incident=1, generation=1))
     story.close()
     with pytest.raises(RunDirError, match="no start of a run"):
-        account(read_events(tmp_path))
+        account(read_history(tmp_path))
 
 
 def test_sums_that_differ_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SyntheticRun(tmp_path).start().steps(2).end()
-    events = read_events(tmp_path)
-    divide = time_accounting._divide
-    monkeypatch.setattr(time_accounting, "_divide", lambda *given: divide(*given)[1:])
+    history = read_history(tmp_path)
+    merge = time_accounting.merge
+    monkeypatch.setattr(
+        time_accounting,
+        "merge",
+        lambda claims, lane: merge(claims.chosen(slice(1, None)), lane[1:]),
+    )
     with pytest.raises(CorruptionError, match="accounted"):
-        account(events)
+        account(history)
 
 
 def test_every_bucket_has_a_meaning_in_the_format() -> None:
@@ -326,7 +330,7 @@ def test_a_note_before_the_next_start_does_not_date_the_death(tmp_path: Path) ->
     story.close()
     story.wait(1)
     story.start(resumed_n=1, resumed_step=1, ms=400).phase(ms=100).end()
-    totals = ms(account(read_events(tmp_path)))
+    totals = ms(account(read_history(tmp_path)))
     assert totals["down"] == 2 * 30_001 and "lost" not in totals
 
 
@@ -335,9 +339,9 @@ def test_the_step_that_a_living_run_is_in_is_not_lost(tmp_path: Path) -> None:
     story.wait(40)
     story.done(0, n=4, step=4, begin_ns=story.t_ns - 40_000_000)  # rank 1 is still in it
     story.close()
-    running = account(read_events(tmp_path), running=True)
+    running = account(read_history(tmp_path), running=True)
     assert ms(running) == {"start": 1000, "step": 600}
-    assert ms(account(read_events(tmp_path)))["lost"] == 40  # dead, it would be
+    assert ms(account(read_history(tmp_path)))["lost"] == 40  # dead, it would be
 
 
 def test_a_living_run_in_a_recovery_counts_it(tmp_path: Path) -> None:
@@ -346,4 +350,4 @@ def test_a_living_run_in_a_recovery_counts_it(tmp_path: Path) -> None:
     story.wait(70)
     story.say(Note(t_ns=story.t_ns, worker="w1-1", seat=1, text="still here", level="info"))
     story.close()
-    assert spans_ms(account(read_events(tmp_path), running=True), 1)[-1] == ("recovery", 71)
+    assert spans_ms(account(read_history(tmp_path), running=True), 1)[-1] == ("recovery", 71)

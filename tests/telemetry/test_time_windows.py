@@ -2,50 +2,65 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.telemetry.time_accounting import BUCKETS, Span, Window, carve, merge
+from outlast.telemetry.history.time_claims import Claims, Windows, carve, disjoint, merge
 
 TIMES = st.integers(0, 40)
+CLAIMS = st.lists(st.tuples(TIMES, TIMES, st.integers(0, 9)), max_size=8)
 
 
 @st.composite
-def free_windows(draw: st.DrawFn) -> list[Window]:
+def free_windows(draw: st.DrawFn) -> list[tuple[int, int]]:
     marks = sorted(draw(st.sets(TIMES, max_size=8)))
-    return [Window(a, b) for a, b in zip(marks[::2], marks[1::2], strict=False)]
+    return list(zip(marks[::2], marks[1::2], strict=False))
 
 
-CLAIMS = st.lists(st.builds(Span, TIMES, TIMES, st.sampled_from(BUCKETS)), max_size=8)
+def windows(rows: list[tuple[int, int]]) -> Windows:
+    return Windows(*np.array(rows, np.int64).reshape(-1, 2).T)
 
 
-@given(free=free_windows(), claims=CLAIMS)
-def test_given_and_left_are_the_window(free: list[Window], claims: list[Span]) -> None:
-    given_, left = carve(free, claims)
-    ticks = [t for window in free for t in range(*window)]
-    covered = [t for span in given_ for t in range(span.begin_ns, span.end_ns)]
-    rest = [t for window in left for t in range(*window)]
-    assert sorted(covered + rest) == ticks
-    claimed = {t for claim in claims for t in range(claim.begin_ns, claim.end_ns)}
-    assert set(covered) == claimed & set(ticks)
-    for span in given_:
-        for t in range(span.begin_ns, span.end_ns):
-            holding = [c for c in claims if c.begin_ns <= t < c.end_ns]
-            assert span.bucket in {c.bucket for c in holding}
+def claims(rows: list[tuple[int, int, int]]) -> Claims:
+    begin, end, code = np.array(rows, np.int64).reshape(-1, 3).T
+    return Claims(begin, end, code.astype(np.uint8))
+
+
+def listed(found: Claims | Windows) -> list[tuple[int, ...]]:
+    return list(zip(*(column.tolist() for column in found), strict=True))
+
+
+def ticks(rows: list[tuple[int, ...]]) -> list[int]:
+    return [t for begin, end, *_ in rows for t in range(begin, end)]
+
+
+@given(free=free_windows(), wanted=CLAIMS)
+def test_parts_and_rest_are_the_windows(
+    free: list[tuple[int, int]], wanted: list[tuple[int, int, int]]
+) -> None:
+    parts, rest = map(listed, carve(windows(free), disjoint(claims(sorted(wanted)))))
+    assert sorted(ticks(parts) + ticks(rest)) == ticks([*free])
+    assert set(ticks(parts)) == set(ticks([*wanted])) & set(ticks([*free]))
+    for begin, end, code in parts:
+        for t in range(begin, end):
+            assert code == min(one for one in wanted if one[0] <= t < one[1])[2]
 
 
 def test_the_earlier_claim_keeps_what_it_has() -> None:
-    given_, left = carve([Window(0, 10)], [Span(4, 8, "eval"), Span(2, 6, "step")])
-    assert given_ == [Span(2, 6, "step"), Span(6, 8, "eval")]
-    assert left == [Window(0, 2), Window(8, 10)]
+    parts, rest = carve(windows([(0, 10)]), disjoint(claims([(2, 6, 1), (4, 8, 2)])))
+    assert listed(parts) == [(2, 6, 1), (6, 8, 2)]
+    assert listed(rest) == [(0, 2), (8, 10)]
 
 
 def test_one_claim_may_cover_many_windows() -> None:
-    given_, left = carve([Window(0, 2), Window(4, 6), Window(8, 9)], [Span(1, 9, "lost")])
-    assert given_ == [Span(1, 2, "lost"), Span(4, 6, "lost"), Span(8, 9, "lost")]
-    assert left == [Window(0, 1)]
+    parts, rest = carve(windows([(0, 2), (4, 6), (8, 9)]), claims([(1, 9, 5)]))
+    assert listed(parts) == [(1, 2, 5), (4, 6, 5), (8, 9, 5)]
+    assert listed(rest) == [(0, 1)]
 
 
 def test_equal_neighbours_become_one() -> None:
-    spans = [Span(5, 7, "step"), Span(0, 3, "step"), Span(3, 5, "step"), Span(8, 9, "step")]
-    assert merge(spans) == [Span(0, 7, "step"), Span(8, 9, "step")]
+    rows = claims([(0, 3, 1), (3, 5, 1), (5, 7, 1), (8, 9, 1), (9, 10, 1)])
+    joined, lane = merge(rows, np.array([0, 0, 0, 0, 1]))
+    assert listed(joined) == [(0, 7, 1), (8, 9, 1), (9, 10, 1)]
+    assert lane.tolist() == [0, 0, 1]

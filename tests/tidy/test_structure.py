@@ -49,8 +49,9 @@ from pathlib import Path
 # Stragglers: 8, 1,450.
 # Replays on other ranks: 8 with tests, 1,550.
 # Numbers that scripts handle themselves: 3, 420.
+# Histories in columns: 11 with tests and a benchmark, 1,700.
 CEILINGS = {
-    "modules": 603,
+    "modules": 612,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,

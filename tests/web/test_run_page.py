@@ -6,6 +6,7 @@ import re
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from outlast.cli.main import main
 from outlast.errors import EXIT_USAGE
 from outlast.events import CheckpointSaved, LoopBegun, Metrics, Note
 from outlast.telemetry.event_store import read_events
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.run_summary import summarise
 from outlast.web import page_figures
 from outlast.web.page_figures import TimeAxis
@@ -25,9 +27,9 @@ HOSTILE = '<script>alert("x")</script>\x1b[31m&amp;'
 
 
 def read(run_dir: Path, *, after_s: float = 5.0, price: float = 0.0) -> RunContent:
-    events = read_events(run_dir)
-    now_ns = events[-1].t_ns + round(after_s * 1e9)
-    return content(events, run_dir, now_ns=now_ns, life="running", price_per_hour=price)
+    history = read_history(run_dir)
+    now_ns = read_events(run_dir)[-1].t_ns + round(after_s * 1e9)
+    return content(history, run_dir, now_ns=now_ns, life="running", price_per_hour=price)
 
 
 def answer(page: RunContent, key: str) -> tuple[str, str]:
@@ -92,7 +94,9 @@ def test_a_page_loads_nothing(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.floats(allow_nan=True)), max_size=2000))
 def test_a_curve_stays_inside(points: list[tuple[int, float]]) -> None:
     axis = TimeAxis(0, 10**12, ())
-    drawn = page_figures.curve(sorted(points, key=lambda point: point[0]), axis, "x", "s")
+    points.sort(key=lambda point: point[0])
+    t_ns, values = np.array(points).reshape(-1, 2).T
+    drawn = page_figures.curve(t_ns.astype(np.int64), values, axis, "x", "s")
     places = [
         tuple(map(float, place.split(",")))
         for dots in re.findall(r'points="([^"]*)"', drawn)

@@ -77,7 +77,6 @@ COMMANDS = {
 # Modules that an extra brings, by their top-level name.
 _EXTRAS = {
     "torch": "run",
-    "numpy": "run",
     "matplotlib": "figures",
     "numba": "plan",
     "pyarrow": "plan",
@@ -88,9 +87,7 @@ _EXTRAS = {
     "polars": "fleet",
 }
 # Extras of groups that do not need torch.
-_GROUP_EXTRAS = {
-    name: _EXTRAS | {"numpy": name, "matplotlib": f"{name},figures"} for name in ("fleet", "plan")
-}
+_GROUP_EXTRAS = {name: _EXTRAS | {"matplotlib": f"{name},figures"} for name in ("fleet", "plan")}
 _COMMAND_EXTRAS = {
     **_GROUP_EXTRAS,
     "view": _EXTRAS | dict.fromkeys(("anyio", "jinja2", "starlette", "uvicorn"), "view"),

@@ -14,9 +14,11 @@ from outlast.cli.output_stream import Printer, echo, echo_error, pour, print_jso
 from outlast.errors import EXIT_DONE, OutlastError, RunDirError, UsageError
 from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, Scheduled, WorkerSpawned
 from outlast.telemetry import event_store, incident_explanation
-from outlast.telemetry.event_store import life_of, read_events
+from outlast.telemetry.event_store import life_of
+from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.incident_explanation import finding_lines, open_findings, saves
-from outlast.telemetry.incidents import Incident, incidents
 from outlast.telemetry.run_summary import summarise
 from outlast.telemetry.summary_tables import render
 from outlast.text_formatting import frame_cause
@@ -72,8 +74,8 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     json
         Print one JSON object instead of boxes.
     """
-    events = read_events(run_dir)
-    found = incidents(events)
+    history = read_history(run_dir)
+    events, found = history.events, incidents(history)
     scheduled = next((event for event in reversed(events) if isinstance(event, Scheduled)), None)
     if incident is not None:
         chosen = [one for one in found if one.number == incident]

@@ -10,7 +10,8 @@ from outlast.atomic_files import write_new
 from outlast.cli.output_stream import echo, write
 from outlast.errors import EXIT_DONE
 from outlast.telemetry.chrome_trace import trace_events
-from outlast.telemetry.event_store import life_of, read_events
+from outlast.telemetry.event_store import life_of
+from outlast.telemetry.history.run_history import read_history
 
 
 def trace(run_dir: Path, *, out: Path | None = None) -> int:
@@ -28,9 +29,9 @@ def trace(run_dir: Path, *, out: Path | None = None) -> int:
     """
     if out is not None:
         write_new(out, None)
-    events = read_events(run_dir)
-    running = life_of(run_dir, events) == "running"
-    found = list(trace_events(events, running=running))
+    history = read_history(run_dir)
+    running = life_of(run_dir, history.events) == "running"
+    found = list(trace_events(history, running=running))
     text = msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": found}).decode()
     if out is None:
         write(text + "\n")

@@ -6,11 +6,13 @@ microseconds since the run's begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from outlast.events import AnyEvent, CheckpointSaved, Drained, Warned, WorkerSeated
-from outlast.telemetry.incidents import PHASES, Incident, incidents
+from outlast.telemetry.history.incident_course import PHASES, Incident
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.run_board import headline
 from outlast.telemetry.time_accounting import TimeAccount, account
 from outlast.text_formatting import warning
@@ -20,12 +22,12 @@ _RANKS = 1
 _US = 1_000
 
 
-def trace_events(events: Sequence[AnyEvent], *, running: bool = False) -> Iterator[dict[str, Any]]:
+def trace_events(history: RunHistory, *, running: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace: each rank's time, incidents with their phases, saves, findings.
 
     Raises RunDirError and CorruptionError as `account` does.
     """
-    times = account(events, running=running)
+    times = account(history, running=running)
     yield _name("process_name", _JOB, 0, "job")
     yield _name("process_name", _RANKS, 0, "ranks")
     yield _name("thread_name", _JOB, 0, "incidents")
@@ -35,9 +37,9 @@ def trace_events(events: Sequence[AnyEvent], *, running: bool = False) -> Iterat
         yield _name("thread_name", _RANKS, lane.seat, f"rank {lane.seat}")
         for span in lane.spans:
             yield _span(span.bucket, _RANKS, lane.seat, span.begin_ns, span.end_ns, times)
-    for incident in incidents(events):
+    for incident in incidents(history):
         yield from _incident(incident, times)
-    for event in events:
+    for event in history.events:
         yield from _event(event, times)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import threading
 import time
 import warnings
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -23,9 +25,10 @@ from outlast.errors import RunDirError
 from outlast.events import AnyEvent, Metrics, Note, WorkerSpawned, decoder, encoder
 from outlast.telemetry.segment_files import (
     HEADER,
+    RECORD,
+    SegmentBlock,
     SegmentDamage,
     SegmentReader,
-    SegmentRecord,
     SegmentWriter,
     segment_paths,
 )
@@ -36,6 +39,7 @@ RETRY_S = 1.0
 QUEUED_MAX = 50_000  # events that wait for the thread
 CLOSE_S = 60.0  # the longest wait for a thread that writes
 POLL_S = 0.2
+_WIDE = re.compile(rb"\xcf[\x80-\xff]")  # an integer above 63 bits, or bytes that look like one
 
 
 class EventClock:
@@ -207,41 +211,56 @@ class EventReader:
         self._original_of: dict[Path, _Original] = {}
 
     def poll(self, *, last: bool = False) -> list[AnyEvent]:
-        """Return new events. `last`: all writers have ended (see SegmentReader.read)."""
-        if not self.directory.is_dir():
-            return []
+        """Return new events. `last`: all writers have ended (see SegmentReader.read_blocks)."""
         polled: list[AnyEvent] = []
-        for path in segment_paths(self.directory):
-            reader = self._readers.setdefault(path, SegmentReader(path))
-            for record in reader.read(self._damaged, last=last):
-                if self._is_copied(record):
-                    continue
-                try:
-                    polled.append(decoder.decode(record.payload))
-                except msgspec.DecodeError as error:
-                    size = len(record.payload)
-                    self._damaged(
-                        SegmentDamage(path, record.offset, size, f"no known event: {error}")
-                    )
+        for path, block in self.blocks(last=last):
+            records = zip(block.begins, block.ends, strict=True)
+            decoded = (self.decode(path, block, begin, end) for begin, end in records)
+            polled += [event for event in decoded if event is not None]
         polled.sort(key=_time)
         return polled
 
-    def _is_copied(self, record: SegmentRecord) -> bool:
-        """Return whether a file with the same beginning has had a record at this offset."""
-        path, offset = record.path, record.offset
-        if offset == HEADER.size:
-            digest = xxhash.xxh3_128_digest(record.payload)
+    def blocks(self, *, last: bool = False) -> Iterator[tuple[Path, SegmentBlock]]:
+        """Yield new records, by path and then in order, without those of copied files."""
+        if not self.directory.is_dir():
+            return
+        for path in segment_paths(self.directory):
+            reader = self._readers.setdefault(path, SegmentReader(path))
+            for block in reader.read_blocks(self._damaged, last=last):
+                own = self._without_copies(path, block)
+                if own.begins:
+                    yield path, own
+
+    def decode(self, path: Path, block: SegmentBlock, begin: int, end: int) -> AnyEvent | None:
+        """Return the event of one record; damage is reported, and None."""
+        payload = block.data[begin:end]
+        try:
+            event = decoder.decode(payload)
+            if not _WIDE.search(payload) or _is_in_range(event):
+                return event
+            what = "no known event: a number of it is beyond 63 bits"
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            what = f"no known event: {error}"
+        offset = block.base + begin - RECORD.size
+        self._damaged(SegmentDamage(path, offset, end - begin, what))
+        return None
+
+    def _without_copies(self, path: Path, block: SegmentBlock) -> SegmentBlock:
+        """Leave out records at offsets that a file with the same beginning has had."""
+        first = block.base + block.begins[0] - RECORD.size
+        if first == HEADER.size:
+            digest = xxhash.xxh3_128_digest(block.data[block.begins[0] : block.ends[0]])
             original = self._originals.setdefault(digest, _Original(path))
             self._original_of[path] = original
             if path != original.path:
                 what = f"it begins as {original.path.name} does; events of both are read once"
-                self._damaged(SegmentDamage(path, offset, 0, what))
+                self._damaged(SegmentDamage(path, first, 0, what))
         original = self._original_of.get(path)
         if original is None:  # its beginning is damaged
-            return False
-        is_copied = offset < original.read_to
-        original.read_to = max(original.read_to, offset + 1)
-        return is_copied
+            return block
+        copied = bisect_left(block.begins, original.read_to - block.base + RECORD.size)
+        original.read_to = max(original.read_to, block.base + block.begins[-1] - RECORD.size + 1)
+        return block._replace(begins=block.begins[copied:], ends=block.ends[copied:])
 
 
 def read_events(
@@ -284,6 +303,11 @@ def follow(
         if not polled:
             idle()
         stop.wait(poll_s)
+
+
+def _is_in_range(event: AnyEvent) -> bool:
+    numbers = (value for value in msgspec.structs.astuple(event) if isinstance(value, int))
+    return all(number < 1 << 63 for number in numbers)
 
 
 def _time(event: AnyEvent) -> int:

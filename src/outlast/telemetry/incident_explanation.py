@@ -15,7 +15,7 @@ from rich.text import Text
 from outlast.controller.recovery.recovery_policy import FROM_A_COPY
 from outlast.events import SENTINELS, AnyEvent, Fault, Scheduled, Warned
 from outlast.telemetry.event_store import Life
-from outlast.telemetry.incidents import PHASES, Incident, Phase
+from outlast.telemetry.history.incident_course import PHASES, Incident, Phase
 from outlast.terminal_tables import layout_grid, number_column, text_column
 from outlast.text_formatting import (
     detail_beyond,

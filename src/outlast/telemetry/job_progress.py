@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import msgspec
@@ -30,18 +31,21 @@ class LoopPlace(NamedTuple):
 
 
 class CommittedProgress:
-    """Place that every seat has reached, updated from events in order of time."""
+    """Place that every seat has reached, updated from events in order of time.
+
+    `places`: by seat.
+    """
 
     def __init__(self) -> None:
-        self._world = 0
+        self.world = 0
         self._absent: tuple[int, ...] = ()
-        self._seats: dict[int, LoopPlace] = {}
+        self.places: dict[int, LoopPlace] = {}
         self._decided = LoopPlace()
 
     @property
     def place(self) -> LoopPlace:
         """Place that all seats have committed."""
-        return min(self._seats.values(), default=LoopPlace())
+        return min(self.places.values(), default=LoopPlace())
 
     @property
     def n(self) -> int:
@@ -57,20 +61,29 @@ class CommittedProgress:
         """Update the progress with one event."""
         if isinstance(event, RunStarted):
             self._decided = LoopPlace(max(0, event.resumed_n), max(0, event.resumed_step))
-            self._world, self._absent = event.world, ()
-            self._seats = dict.fromkeys(range(event.world), self._decided)
+            self.world, self._absent = event.world, ()
+            self.places = dict.fromkeys(range(event.world), self._decided)
         elif isinstance(event, PhaseDone):
-            if event.seat in self._seats:
-                place = LoopPlace(event.n, event.step)
-                self._seats[event.seat] = max(self._seats[event.seat], place)
+            self.reach(event.seat, LoopPlace(event.n, event.step))
         elif isinstance(event, Decided):
             if event.rung != "stop":  # its place is 0 where no worker survived
                 self._decided = LoopPlace(event.n, event.step)
                 self._absent = event.absent
         elif isinstance(event, GenerationOpened):
             step = self._decided.step if self._decided.n == event.n else self.step
-            here = set(range(self._world)).difference(self._absent)
-            self._seats = dict.fromkeys(here, LoopPlace(event.n, step))
+            here = set(range(self.world)).difference(self._absent)
+            self.places = dict.fromkeys(here, LoopPlace(event.n, step))
+
+    def reach(self, seat: int, place: LoopPlace) -> None:
+        """Note that a seat has committed a phase."""
+        if seat in self.places:
+            self.places[seat] = max(self.places[seat], place)
+
+    def copy(self) -> CommittedProgress:
+        """Return an independent copy."""
+        copied = copy(self)
+        copied.places = dict(self.places)
+        return copied
 
 
 REMEMBERED = 16  # phases; a fault is at most one phase before or after the last common one
@@ -115,10 +128,14 @@ class ProgressTrail:
     def take(self, event: AnyEvent) -> None:
         """Remember the phase of a PhaseDone or AttemptRefused event."""
         if isinstance(event, PhaseDone | AttemptRefused):
-            self._phases.pop(event.n, None)
-            self._phases[event.n] = VisitedPlace(event.kind, event.step)
-            if len(self._phases) > REMEMBERED:
-                del self._phases[next(iter(self._phases))]
+            self.remember(event.n, VisitedPlace(event.kind, event.step))
+
+    def remember(self, n: int, place: VisitedPlace) -> None:
+        """Remember phase n, and forget the oldest one."""
+        self._phases.pop(n, None)
+        self._phases[n] = place
+        if len(self._phases) > REMEMBERED:
+            del self._phases[next(iter(self._phases))]
 
     def kind(self, n: int) -> str:
         """Return the kind of phase n; "" if unknown."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
-from outlast.telemetry.time_accounting import Bucket, Span, merge
+from outlast.telemetry.history.time_claims import Claims, merge
+from outlast.telemetry.time_accounting import BUCKETS, Bucket, RankLane, Span
 
 COLUMNS = 1500  # a lane is drawn in so many columns at most, each in its main bucket's colour
 # Okabe and Ito's colours: work in blues, costs of failures in vermilion and yellow.
@@ -22,30 +23,35 @@ COLOUR: dict[Bucket, str] = {
 }
 _FAILED: frozenset[Bucket] = frozenset(("lost", "recovery", "down"))
 _FAILED_WEIGHT = 3  # a short recovery stays visible in a long run
+_WEIGHTS = np.array([_FAILED_WEIGHT if bucket in _FAILED else 1 for bucket in BUCKETS])
 
 
-def columns(spans: Sequence[Span], begin_ns: int, wall_ns: int, count: int = COLUMNS) -> list[Span]:
-    """Return a lane's spans as at most `count` columns, equal neighbours joined.
+def columns(claims: Claims, begin_ns: int, wall_ns: int, count: int = COLUMNS) -> list[Span]:
+    """Return the time of a lane, or of several, as at most `count` columns, neighbours joined.
 
     Each has the bucket that fills most of it; costs of failures count threefold.
     """
+    if not len(claims.begin):
+        return []
     width_ns = max(1, -(-wall_ns // count))
-    weights: dict[int, dict[Bucket, int]] = {}
-    for span in spans:
-        at_ns = span.begin_ns - begin_ns
-        end_ns = span.end_ns - begin_ns
-        weight = _FAILED_WEIGHT if span.bucket in _FAILED else 1
-        while at_ns < end_ns:
-            index = at_ns // width_ns
-            until_ns = min(end_ns, width_ns * (index + 1))
-            column = weights.setdefault(index, {})
-            column[span.bucket] = column.get(span.bucket, 0) + weight * (until_ns - at_ns)
-            at_ns = until_ns
-    return merge(
-        Span(begin_ns + index * width_ns, begin_ns + (index + 1) * width_ns, _heaviest(column))
-        for index, column in weights.items()
-    )
-
-
-def _heaviest(weights: dict[Bucket, int]) -> Bucket:
-    return max(weights, key=lambda bucket: weights[bucket])
+    begin, end = claims.begin - begin_ns, claims.end - begin_ns
+    first = begin // width_ns
+    pieces = (end - 1) // width_ns - first + 1
+    claim = np.repeat(np.arange(len(pieces)), pieces)
+    column = first[claim] + np.arange(len(claim)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    filled_ns = np.minimum(end[claim], width_ns * (column + 1))
+    filled_ns -= np.maximum(begin[claim], width_ns * column)
+    code = claims.code[claim]
+    lowest = int(column.min())
+    shape = (int(column.max()) - lowest + 1, len(BUCKETS))
+    place = (column - lowest) * len(BUCKETS) + code
+    weights = np.zeros(shape, np.int64)
+    np.add.at(weights.reshape(-1), place, filled_ns * _WEIGHTS[code])
+    earliest = np.full(shape, len(place))  # of equal buckets, the first one is drawn
+    np.minimum.at(earliest.reshape(-1), place, np.arange(len(place)))
+    heaviest = weights == weights.max(axis=1, keepdims=True)
+    drawn = np.where(heaviest, earliest, len(place)).argmin(axis=1).astype(np.uint8)
+    used = np.flatnonzero(weights.any(axis=1))
+    begins = begin_ns + (used + lowest) * width_ns
+    joined, _ = merge(Claims(begins, begins + width_ns, drawn[used]), np.zeros(len(used), np.int64))
+    return RankLane(0, joined).spans

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outlast.controller.planned_migration import SOURCES
 from outlast.events import (
+    REHEARSAL,
     AnyEvent,
     AttemptRefused,
     BatchSkipped,
@@ -30,8 +31,8 @@ from outlast.events import (
     WorkerSpawned,
     WorkerWarm,
 )
-from outlast.telemetry.incidents import Incident, Tracker
-from outlast.telemetry.time_accounting import REHEARSAL
+from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.incidents import Tracker
 from outlast.text_formatting import (
     duration,
     fault_text,

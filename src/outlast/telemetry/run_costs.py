@@ -7,14 +7,19 @@ from here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from outlast.events import AnyEvent, CheckpointSaved, GenerationOpened, PhaseDone
+from outlast.events import CheckpointSaved, GenerationOpened
 from outlast.log_records import COST_NAMES, CostName
-from outlast.telemetry.incidents import Incident, incidents
-from outlast.telemetry.time_accounting import split_terms
+from outlast.telemetry.history.event_columns import Integers, of_kind
+from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.history.launcher_terms import split_terms
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import RunHistory
 
 # Source of the state by rung: live ranks, memory of nodes, storage.
 OF_RUNG: Mapping[str, CostName] = {
@@ -90,8 +95,8 @@ def mean_of(seconds: Sequence[float]) -> MeasuredCost:
     )
 
 
-def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
-    """Collect the durations of a run from its events.
+def run_costs(history: RunHistory) -> RunCosts:
+    """Collect the durations of a run.
 
     `detect`: from a fault until it is noticed. `pause`, `restore`, `restart`: from there until the
     next generation opens, with state from live ranks, from memory, from storage. A later launcher's
@@ -102,7 +107,7 @@ def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
     seconds: dict[CostName, list[float]] = {name: [] for name in COST_NAMES}
     survived = tuple(
         incident
-        for incident in incidents(events)
+        for incident in incidents(history)
         if incident.state == "recovered" and is_failure(incident)
     )
     for incident in survived:
@@ -110,34 +115,36 @@ def run_costs(events: Sequence[AnyEvent]) -> RunCosts:
         again_ms = incident.total_ms - incident.phases_ms["notice"] - incident.phases_ms["redo"]
         if name := OF_RUNG.get(incident.rung):
             seconds[name].append(again_ms / 1e3)
-    for term in split_terms(events)[1:]:
+    for term in split_terms(history)[1:]:
         opened = next((event for event in term.events if isinstance(event, GenerationOpened)), None)
         if opened:
             seconds["restart"].append((opened.t_ns - term.started.t_ns) / 1e9)
-    phases = [event for event in events if isinstance(event, PhaseDone)]
-    seconds["step"] = [
-        length_s for length_s, count in _slowest(phases, "step").values() for _ in range(count)
-    ]
-    saves = _slowest(phases, "checkpoint")
-    seconds["cost"] = [length_s for length_s, _ in saves.values()]
-    ended_ns = {phase.step: phase.t_ns for phase in phases if phase.kind == "checkpoint"}
+    lengths_s, steps = _slowest(history, "step")
+    seconds["step"] = np.repeat(lengths_s, steps).tolist()
+    seconds["cost"] = _slowest(history, "checkpoint")[0].tolist()
+    saves = of_kind(history.phases, history.kinds, "checkpoint")
+    ended_ns = dict(zip(saves.step.tolist(), saves.t_ns.tolist(), strict=True))
     seconds["flush"] = [
         max(0.0, (event.t_ns - ended_ns[event.step]) / 1e9)
-        for event in events
+        for event in history.events
         if isinstance(event, CheckpointSaved) and event.step in ended_ns
     ]
     return RunCosts(survived=survived, seconds=seconds)
 
 
-def _slowest(phases: Iterable[PhaseDone], kind: str) -> dict[tuple[int, int], tuple[float, int]]:
-    """Return the step time of the slowest rank and the number of ranks, by generation and phase."""
-    slowest: dict[tuple[int, int], tuple[float, int]] = {}
-    for phase in phases:
-        if phase.kind == kind:
-            key = (phase.generation, phase.n)
-            length_s = (phase.t_ns - phase.t_begin_ns) / 1e9 / phase.steps
-            slowest[key] = max(slowest.get(key, (0.0, phase.steps)), (length_s, phase.steps))
-    return slowest
+def _slowest(history: RunHistory, kind: str) -> tuple[NDArray[np.float64], Integers]:
+    """Return the step time of the slowest rank and the number of steps, by generation and phase."""
+    phases = of_kind(history.phases, history.kinds, kind)
+    if not len(phases.n):
+        return np.empty(0), np.empty(0, np.int64)
+    length_s = np.maximum((phases.t_ns - phases.begin_ns) / 1e9 / phases.steps, 0.0)
+    order = np.lexsort((phases.steps, length_s, phases.n, phases.generation))
+    key = phases.generation[order], phases.n[order]
+    is_last = np.ones(len(order), np.bool_)
+    is_last[:-1] = (key[0][1:] != key[0][:-1]) | (key[1][1:] != key[1][:-1])
+    first = np.minimum.reduceat(order, np.flatnonzero(np.roll(is_last, 1)))
+    slowest = order[is_last][np.argsort(first)]  # by the first rank that completed the phase
+    return length_s[slowest], phases.steps[slowest]
 
 
 def _student(degrees: int) -> float:

@@ -17,10 +17,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from outlast.errors import UsageError
-from outlast.events import AnyEvent, Metrics, WorkerSeated
+from outlast.events import AnyEvent, WorkerSeated
 from outlast.figure_style import RC
-from outlast.telemetry.event_store import read_events
-from outlast.telemetry.incidents import Incident, incidents
+from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.lane_columns import COLOUR, columns
 from outlast.telemetry.time_accounting import BUCKETS, Bucket, TimeAccount, account
 from outlast.text_formatting import duration, fault_text, percentage, plural, rank_and_host
@@ -77,14 +78,11 @@ def report(runs: Sequence[tuple[Path, str]], path: Path) -> None:
 
 
 def _read(run_dir: Path, label: str) -> _Run:
-    events = read_events(run_dir, lambda _damage: None)
-    times = account(events)
-    losses = {
-        (event.seat, event.step): event.values["loss"]
-        for event in events
-        if isinstance(event, Metrics) and "loss" in event.values
-    }
-    return _Run(label, times, incidents(events), losses, _took_over(events))
+    history = read_history(run_dir, lambda _damage: None)
+    reported = history.metrics
+    rows = zip(*(column[reported.has_loss].tolist() for column in reported), strict=True)
+    losses = {(seat, step): loss for _, _, seat, step, loss, _ in rows}
+    return _Run(label, account(history), incidents(history), losses, _took_over(history.events))
 
 
 def _took_over(events: Sequence[AnyEvent]) -> list[tuple[int, int]]:
@@ -156,7 +154,7 @@ def _timeline(axis: Axes, run: _Run, wall_s: float) -> None:
     seats = len(run.times.lanes)
     for lane in run.times.lanes:
         by_bucket: dict[Bucket, list[tuple[float, float]]] = {}
-        for span in columns(lane.spans, run.times.begin_ns, round(wall_s * 1e9)):
+        for span in columns(lane.claims, run.times.begin_ns, round(wall_s * 1e9)):
             begin_s = run.seconds(span.begin_ns)
             width_s = (span.end_ns - span.begin_ns) / 1e9
             by_bucket.setdefault(span.bucket, []).append((begin_s, width_s))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from outlast.controller.planned_migration import SOURCES
 from outlast.events import (
@@ -22,18 +22,20 @@ from outlast.events import (
     Fault,
     GenerationOpened,
     LoopBegun,
-    Metrics,
     Note,
     Noticed,
-    PhaseDone,
     ScriptUnmanaged,
     WorkerLost,
     WorkerSeated,
     WorkerSpawned,
     WorkerWarm,
 )
-from outlast.telemetry.event_store import Life, life_of, read_events
-from outlast.telemetry.incidents import PHASES, Incident, Phase, incidents
+from outlast.telemetry.event_store import Life, life_of
+from outlast.telemetry.history.event_columns import of_kind, rows
+from outlast.telemetry.history.incident_course import PHASES, Incident, Phase
+from outlast.telemetry.history.launcher_terms import LauncherTerm, split_terms
+from outlast.telemetry.history.phase_blocks import incidents, reach
+from outlast.telemetry.history.run_history import RunHistory, read_history
 from outlast.telemetry.job_progress import (
     CommittedProgress,
     ReplicaAgreement,
@@ -45,10 +47,8 @@ from outlast.telemetry.run_costs import is_failure
 from outlast.telemetry.segment_files import SegmentDamage
 from outlast.telemetry.time_accounting import (
     Bucket,
-    LauncherTerm,
     TimeAccount,
     account,
-    split_terms,
 )
 from outlast.text_formatting import duration, fault_text, plural, rank_and_host, source
 
@@ -137,27 +137,29 @@ def summarise(run_dir: Path) -> RunSummary:
     Raises RunDirError when `run_dir` holds no run, CorruptionError when the times do not add up.
     """
     damages: list[SegmentDamage] = []
-    events = read_events(run_dir, damages.append)
-    return summarise_events(events, run_dir, damages, life=life_of(run_dir, events))
+    history = read_history(run_dir, damages.append)
+    return summarise_history(history, run_dir, damages, life=life_of(run_dir, history.events))
 
 
-def summarise_events(
-    events: Sequence[AnyEvent],
+def summarise_history(
+    history: RunHistory,
     run_dir: Path,
     damages: Sequence[SegmentDamage] = (),
     *,
     life: Life = "unknown",
     times: TimeAccount | None = None,
+    run_incidents: Sequence[Incident] | None = None,
 ) -> RunSummary:
-    """Summarise events (by time). `life`: state of the launcher of a run without end.
+    """Summarise a run. `life`: state of the launcher of a run without end.
 
-    `times`: the account of these events, where there is one already.
+    `times`, `run_incidents`: those of this history, where they are known already.
     """
-    terms = split_terms(events)
-    times = times or account(events, running=life == "running")
-    run_incidents = incidents(events)
+    terms = split_terms(history)
+    times = times or account(history, running=life == "running")
+    run_incidents = incidents(history) if run_incidents is None else run_incidents
+    events = history.events
     workers = _Workers(events, terms)
-    progress = _Progress(terms)
+    progress = _Progress(history, terms)
     last = terms[-1]
     measured = workers.sent_hello
     lost = progress.lost + sum(incident.committed_steps_lost for incident in run_incidents)
@@ -177,8 +179,8 @@ def summarise_events(
         steps_total=_steps_total(events),
         phases=progress.n,
         committed_steps_lost=lost if measured else None,
-        step_s=progress.step_s(),
-        loss=_last_loss(events),
+        step_s=_step_s(history, terms),
+        loss=_last_loss(history),
         wall_s=times.wall_ns / 1e9,
         goodput=times.goodput if measured else None,
         ettr=times.ettr if measured else None,
@@ -207,39 +209,42 @@ def _durable(events: Sequence[AnyEvent]) -> dict[str, int]:
 class _Progress:
     """Progress of the job, and the loss when a new launcher resumed it."""
 
-    def __init__(self, terms: Sequence[LauncherTerm]) -> None:
+    def __init__(self, history: RunHistory, terms: Sequence[LauncherTerm]) -> None:
         self.n = self.step = self.generation = self.lost = 0
-        self._steps: list[PhaseDone] = []
-        self._reached = CommittedProgress()
-        for index, term in enumerate(terms):
-            if index:
+        reached = CommittedProgress()
+        for number, term in enumerate(terms):
+            if number:
                 self.lost += max(0, self.step - max(0, term.started.resumed_step))
-            for event in term.events:
-                self._take(event)
-            self.n, self.step = self._reached.place
+            done = 0
+            for index, event in enumerate(term.events):
+                if isinstance(event, GenerationOpened):
+                    self.generation = max(self.generation, event.generation)
+                    before = history.phases_before(term.first + index) - term.first_phase
+                    reach(reached, rows(term.phases, slice(done, before)))
+                    done = before
+                reached.take(event)
+            reach(reached, rows(term.phases, slice(done, None)))
+            self.n, self.step = reached.place
             if term.ended:
                 self.n, self.step = max(self.n, term.ended.n), max(self.step, term.ended.step)
 
-    def _take(self, event: AnyEvent) -> None:
-        self._reached.take(event)
-        if isinstance(event, PhaseDone):
-            if event.kind == "step":
-                self._steps.append(event)
-        elif isinstance(event, GenerationOpened):
-            self.generation = max(self.generation, event.generation)
 
-    def step_s(self) -> float:
-        """Return the median duration of single steps; one event may stand for many."""
-        if not self._steps:
-            return 0.0
-        ordered = sorted(self._steps, key=_step_ns)
-        ends = list(accumulate(event.steps for event in ordered))
-        middle = ((ends[-1] - 1) // 2, ends[-1] // 2)
-        return sum(_step_ns(ordered[bisect_right(ends, index)]) for index in middle) / 2e9
-
-
-def _step_ns(event: PhaseDone) -> float:
-    return (event.t_ns - event.t_begin_ns) / event.steps
+def _step_s(history: RunHistory, terms: Sequence[LauncherTerm]) -> float:
+    """Return the median duration of single steps; one event may stand for many."""
+    phases = rows(history.phases, slice(terms[0].first_phase, None))
+    phases = of_kind(phases, history.kinds, "step")
+    if not len(phases.n):
+        return 0.0
+    step_ns = (phases.t_ns - phases.begin_ns) / phases.steps
+    if (phases.steps == 1).all():
+        middle = sorted({(len(step_ns) - 1) // 2, len(step_ns) // 2})
+        found = np.partition(step_ns, middle)[[middle[0], middle[-1]]]
+    else:
+        order = np.argsort(step_ns, kind="stable")
+        ends = np.cumsum(phases.steps[order])
+        middle = [(ends[-1] - 1) // 2, ends[-1] // 2]
+        found = step_ns[order][np.searchsorted(ends, middle, "right")]
+    return float(found.sum()) / 2e9
 
 
 class _Workers:
@@ -314,13 +319,10 @@ def _steps_total(events: Sequence[AnyEvent]) -> int | None:
     return None
 
 
-def _last_loss(events: Sequence[AnyEvent]) -> float | None:
-    losses = {
-        event.seat: event.values["loss"]
-        for event in events
-        if isinstance(event, Metrics) and "loss" in event.values
-    }
-    return losses[min(losses)] if losses else None
+def _last_loss(history: RunHistory) -> float | None:
+    """Return the last loss of the lowest rank that reports one."""
+    reported = history.losses()
+    return float(reported.loss[-1]) if len(reported.loss) else None
 
 
 def _notes(

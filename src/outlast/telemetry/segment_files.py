@@ -13,6 +13,7 @@ import re
 import stat
 import struct
 import warnings
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ HEADER = struct.Struct("<4sI")
 RECORD = struct.Struct("<IQ")
 SEGMENT_BYTES = 64 << 20
 RECORD_BYTES_MAX = 128 << 20
+BLOCK_RECORDS = 1 << 15
 SUFFIX = ".seg"
 _WRITER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NAME = re.compile(rf"(?P<writer>.+)\.(?P<index>\d{{6,}})\{SUFFIX}")
@@ -42,6 +44,18 @@ class SegmentRecord(NamedTuple):
     path: Path
     offset: int
     payload: bytes
+
+
+class SegmentBlock(NamedTuple):
+    """Consecutive complete records in `data`, whose first byte is at `base` in the file.
+
+    `begins`, `ends`: places of their payloads in `data`.
+    """
+
+    data: bytes
+    base: int
+    begins: array[int]
+    ends: array[int]
 
 
 class SegmentDamage(NamedTuple):
@@ -193,7 +207,16 @@ class SegmentReader:
     def read(
         self, damaged: Callable[[SegmentDamage], None], *, last: bool
     ) -> Iterator[SegmentRecord]:
-        """Yield complete records since the previous call.
+        """Yield complete records since the previous call, as `read_blocks` finds them."""
+        for block in self.read_blocks(damaged, last=last):
+            for begin, end in zip(block.begins, block.ends, strict=True):
+                offset = block.base + begin - RECORD.size
+                yield SegmentRecord(self.writer, self.path, offset, block.data[begin:end])
+
+    def read_blocks(
+        self, damaged: Callable[[SegmentDamage], None], *, last: bool
+    ) -> Iterator[SegmentBlock]:
+        """Yield complete records since the previous call, in blocks.
 
         A torn tail ends it silently: the next call tries again. `last`: no more will be written, so
         that a complete record with a wrong digest at the very end counts as damage. A path that is
@@ -215,19 +238,20 @@ class SegmentReader:
         base = self.offset
         at = HEADER.size if base == 0 else 0
         while len(data) - at >= RECORD.size:
-            end = _record_end(data, at)
-            if end:
-                self.offset = base + end
-                yield SegmentRecord(self.writer, self.path, base + at, data[at + RECORD.size : end])
-            else:
-                end = _next_whole(data, at)
-                length = RECORD.unpack_from(data, at)[0]
-                complete = at + RECORD.size + length <= len(data)
-                if not end and not (last and complete):
-                    return
-                end = end or len(data)
-                self.offset = base + end
-                damaged(SegmentDamage(self.path, base + at, end - at, "a record's digest is wrong"))
+            block = _whole_records(data, at, base)
+            if block.ends:
+                at = block.ends[-1]
+                self.offset = base + at
+                yield block
+                continue
+            end = _next_whole(data, at)
+            length = RECORD.unpack_from(data, at)[0]
+            complete = at + RECORD.size + length <= len(data)
+            if not end and not (last and complete):
+                return
+            end = end or len(data)
+            self.offset = base + end
+            damaged(SegmentDamage(self.path, base + at, end - at, "a record's digest is wrong"))
             at = end
 
     def _new_bytes(self, last: bool) -> bytes:
@@ -285,6 +309,25 @@ def _listing(directory: Path) -> Iterator[tuple[str, int, Path]]:
 
 def _warn(damage: SegmentDamage) -> None:
     warnings.warn(str(damage), RuntimeWarning, stacklevel=3)
+
+
+def _whole_records(data: bytes, at: int, base: int) -> SegmentBlock:
+    """Return the complete records from `at` on, at most BLOCK_RECORDS."""
+    begins, ends = array("q"), array("q")
+    unpack, digest_of = RECORD.unpack_from, xxhash.xxh3_64_intdigest
+    head, size = RECORD.size, len(data)
+    view = memoryview(data)
+    for _ in range(BLOCK_RECORDS):
+        begin = at + head
+        if begin > size:
+            break
+        length, digest = unpack(data, at)
+        at = begin + length
+        if not 0 < length <= RECORD_BYTES_MAX or at > size or digest_of(view[begin:at]) != digest:
+            break
+        begins.append(begin)
+        ends.append(at)
+    return SegmentBlock(data, base, begins, ends)
 
 
 def _record_end(data: bytes, at: int) -> int:

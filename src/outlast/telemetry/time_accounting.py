@@ -4,28 +4,42 @@
     ETTR = (step + eval + script) / (wall x ranks): effective training time ratio, the share that
     the job would have needed without failures, checkpoints, starts and stops.
 
-`docs/format.md` has the exact bounds.
+`docs/format.md` has the exact bounds. All seats are divided at once, as arrays: the time of seat s
+is moved to s x (length of the term).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from outlast.errors import CorruptionError, RunDirError
+import numpy as np
+from numpy.typing import NDArray
+
+from outlast.errors import CorruptionError
 from outlast.events import (
-    AnyEvent,
+    REHEARSAL,
     AttemptRefused,
-    Decided,
-    GenerationClosed,
     GenerationOpened,
-    Note,
-    PhaseDone,
     PhaseKind,
-    RunEnded,
-    RunStarted,
 )
+from outlast.telemetry.history.event_columns import Column, Integers
+from outlast.telemetry.history.launcher_terms import (
+    LauncherTerm,
+    absences,
+    recoveries,
+    split_terms,
+)
+from outlast.telemetry.history.run_history import RunHistory
+from outlast.telemetry.history.time_claims import (
+    Claims,
+    Windows,
+    carve,
+    claims_of,
+    disjoint,
+    merge,
+)
+from outlast.telemetry.history.undone_phases import undone_phases
 
 Bucket = Literal[
     "start",  # until a seat's first phase of a term
@@ -42,72 +56,19 @@ Bucket = Literal[
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 
 
-class Window(NamedTuple):
-    """Interval of Unix nanoseconds, the end not included."""
-
-    begin_ns: int
-    end_ns: int
+CODES: dict[Bucket, int] = {bucket: code for code, bucket in enumerate(BUCKETS)}
+_BY_NAME = np.argsort(np.argsort(np.array(BUCKETS)))  # place of a code in alphabetical order
 
 
 class Span(NamedTuple):
-    """Window that belongs to one bucket."""
+    """Interval of Unix nanoseconds, the end not included, that belongs to one bucket."""
 
     begin_ns: int
     end_ns: int
     bucket: Bucket
 
 
-def carve(free: list[Window], claims: Iterable[Span]) -> tuple[list[Span], list[Window]]:
-    """Give each claim its part of `free` (sorted, disjoint); return the parts and the rest.
-
-    Where claims overlap, the one that begins first has precedence.
-    """
-    parts: list[Span] = []
-    rest: list[Window] = []
-    ordered = _disjoint(claims)
-    index = 0
-    for window in free:
-        at = window.begin_ns
-        while index < len(ordered) and ordered[index].end_ns <= at:
-            index += 1
-        look = index
-        while look < len(ordered) and ordered[look].begin_ns < window.end_ns:
-            claim = ordered[look]
-            begin, end = max(at, claim.begin_ns), min(window.end_ns, claim.end_ns)
-            if at < begin:
-                rest.append(Window(at, begin))
-            parts.append(Span(begin, end, claim.bucket))
-            at = end
-            look += 1
-        index = max(index, look - 1)
-        if at < window.end_ns:
-            rest.append(Window(at, window.end_ns))
-    return parts, rest
-
-
-def _disjoint(claims: Iterable[Span]) -> list[Span]:
-    """Return claims by begin, each cut where an earlier one holds; without empty ones."""
-    kept: list[Span] = []
-    for claim in sorted(claims):
-        begin_ns = max(claim.begin_ns, kept[-1].end_ns) if kept else claim.begin_ns
-        if begin_ns < claim.end_ns:
-            kept.append(claim._replace(begin_ns=begin_ns))
-    return kept
-
-
-def merge(spans: Iterable[Span]) -> list[Span]:
-    """Return spans by time, with neighbours of one bucket joined."""
-    merged: list[Span] = []
-    for span in sorted(spans):
-        if merged and merged[-1].bucket == span.bucket and merged[-1].end_ns == span.begin_ns:
-            merged[-1] = merged[-1]._replace(end_ns=span.end_ns)
-        else:
-            merged.append(span)
-    return merged
-
-
 TOLERANCE_NS = 1_000
-REHEARSAL = "rehearsal"  # the reason of attempts that are refused on purpose, before the first step
 BUCKET_OF_KIND: dict[PhaseKind, Bucket] = {
     "step": "step",
     "eval": "eval",
@@ -119,11 +80,22 @@ _OF_KIND: dict[str, Bucket] = {**BUCKET_OF_KIND}  # read from disk: a later vers
 _PRODUCTIVE: tuple[Bucket, ...] = ("step", "eval", "script")
 
 
+GROUP_NS = 1 << 62  # of the time of all seats that are divided at once
+GROUP_SEATS = 4096
+
+
 class RankLane(NamedTuple):
-    """Complete time of one seat: adjacent spans, in order."""
+    """Complete time of one seat: adjacent claims, in order."""
 
     seat: int
-    spans: tuple[Span, ...]
+    claims: Claims
+
+    @property
+    def spans(self) -> list[Span]:
+        """The claims as spans."""
+        begins, ends, codes = (column.tolist() for column in self.claims)
+        buckets = (BUCKETS[code] for code in codes)
+        return [Span(*span) for span in zip(begins, ends, buckets, strict=True)]
 
 
 class TimeAccount(NamedTuple):
@@ -156,35 +128,31 @@ class TimeAccount(NamedTuple):
         return productive_ns / self.capacity_ns if self.capacity_ns else 0.0
 
 
-class LauncherTerm(NamedTuple):
-    """Life of one launcher.
+class _Acts(NamedTuple):
+    """Phases and attempts of a term, by seat and begin, from which its time is derived."""
 
-    `ended`: it recorded its end; else the term ends at its last event, or while it runs at the last
-    phase or attempt of the slowest seat.
-    """
+    seat: Column
+    begin: Column
+    end: Column
+    worker: Column  # in alphabetical order
+    code: Column
+    is_refused: Column
 
-    started: RunStarted
-    end_ns: int
-    ended: RunEnded | None
-    events: Sequence[AnyEvent]
+    def chosen(self, which: Column | slice) -> _Acts:
+        """Return those of a mask, of indices or of a slice."""
+        return _Acts(*(column[which] for column in self))
 
-    @property
-    def window(self) -> Window:
-        """Window of time from the start of this launcher to its end."""
-        return Window(self.started.t_ns, self.end_ns)
-
-
-class _Act(NamedTuple):
-    """A phase or an attempt on one seat, from which its time is derived."""
-
-    begin_ns: int
-    end_ns: int
-    worker: str
-    bucket: Bucket
-    refused: bool
+    def ordered(self, *later: Column) -> _Acts:
+        """Return them by seat and begin; `later`: keys for those of one begin, the first last."""
+        order = np.lexsort((self.begin, self.seat))
+        own = self.chosen(order)
+        same = (own.seat[1:] == own.seat[:-1]) & (own.begin[1:] == own.begin[:-1])
+        if same.any():
+            return self.chosen(np.lexsort((*later, self.begin, self.seat)))
+        return own
 
 
-def account(events: Sequence[AnyEvent], *, running: bool = False) -> TimeAccount:
+def account(history: RunHistory, *, running: bool = False) -> TimeAccount:
     """Divide a run's time into buckets; it is finished, live (`running`) or dead, over all terms.
 
     In a term without an end, the time after a seat's last commit is lost; in one that is `running`
@@ -192,200 +160,207 @@ def account(events: Sequence[AnyEvent], *, running: bool = False) -> TimeAccount
     is there, and CorruptionError when the sums differ from wall x seats by more than a microsecond
     a seat.
     """
-    terms = split_terms(events, running=running)
+    terms = split_terms(history, running=running)
     seats = max(term.started.world for term in terms)
-    rolled_back = _rolled_back(terms)
-    spans: list[list[Span]] = [[] for _ in range(seats)]
+    is_undone = _rolled_back(history, terms)
+    parts: list[tuple[Claims, Integers]] = []
     for index, term in enumerate(terms):
-        if index:
-            down = Span(terms[index - 1].end_ns, term.started.t_ns, "down")
-            for lane in spans:
-                lane.append(down)
-        acts = _acts(term, seats, rolled_back)
-        recoveries = _recoveries(term)
-        absences = _absences(term)
-        for seat in range(seats):
-            spans[seat] += _divide(term, acts[seat], recoveries, absences.get(seat, []))
-    lanes = tuple(
-        RankLane(seat, tuple(merge(span for span in lane if span.begin_ns < span.end_ns)))
-        for seat, lane in enumerate(spans)
-    )
-    result = TimeAccount(terms[0].started.t_ns, terms[-1].end_ns, lanes, _totals(lanes))
+        if index and terms[index - 1].end_ns < term.started.t_ns:
+            edges = (terms[index - 1].end_ns, term.started.t_ns)
+            window = Windows(*(np.full(seats, edge) for edge in edges))
+            parts.append((claims_of(window, CODES["down"]), np.arange(seats)))
+        if term.started.t_ns < term.end_ns:
+            undone = is_undone[term.first_phase : term.first_phase + len(term.phases.t_ns)]
+            parts += _divide(term, _acts(history, term, seats, undone), seats)
+    lanes, totals_ns = _lanes(parts, seats)
+    result = TimeAccount(terms[0].started.t_ns, terms[-1].end_ns, lanes, totals_ns)
     _check(result)
     return result
 
 
-def split_terms(events: Sequence[AnyEvent], *, running: bool = False) -> list[LauncherTerm]:
-    """Return the terms of the launchers in order; the last one may be `running`.
+def _rolled_back(history: RunHistory, terms: Sequence[LauncherTerm]) -> NDArray[np.bool_]:
+    """Return which phases were undone by a generation that opened before them."""
+    opened = [
+        (history.phases_before(term.first + index), event.n)
+        for term in terms
+        for index, event in enumerate(term.events)
+        if isinstance(event, GenerationOpened)
+    ]
+    return undone_phases(history.phases, terms[0].first_phase, opened)
 
-    Events before the first RunStarted are in no term.
-    """
-    ordered = sorted(events, key=lambda event: event.t_ns)
-    starts = [index for index, event in enumerate(ordered) if isinstance(event, RunStarted)]
-    if not starts:
-        raise RunDirError(
-            "the events hold no start of a run: the launcher's own segment is missing or damaged;"
-            " nothing can be accounted"
+
+def _acts(history: RunHistory, term: LauncherTerm, seats: int, undone: NDArray[np.bool_]) -> _Acts:
+    """Return phases and attempts by seat and begin. Rehearsals are part of the start."""
+    attempts = [
+        event
+        for event in term.events
+        if isinstance(event, AttemptRefused) and 0 <= event.seat < seats
+    ]
+    names = sorted({*history.workers, *(event.worker for event in attempts)})
+    numbers = {name: number for number, name in enumerate(names)}
+    workers = np.array([numbers[name] for name in history.workers], np.int64)
+    buckets = np.array([CODES[_OF_KIND.get(kind, "script")] for kind in history.kinds], np.uint8)
+    phases = term.phases
+    code = np.where(undone, np.uint8(CODES["lost"]), buckets[phases.kind])
+    columns = (phases.seat, phases.begin_ns, phases.t_ns, workers[phases.worker], code)
+    acts = _Acts(*columns, np.zeros(len(code), np.bool_))
+    is_own = (acts.seat >= 0) & (acts.seat < seats)
+    acts = acts if is_own.all() else acts.chosen(is_own)
+    if attempts:
+        rows = [
+            (
+                event.seat,
+                event.t_begin_ns,
+                event.t_ns,
+                numbers[event.worker],
+                CODES["start" if event.reason == REHEARSAL else "lost"],
+                event.reason != REHEARSAL,
+            )
+            for event in attempts
+        ]
+        added = zip(acts, zip(*rows, strict=True), strict=True)
+        acts = _Acts(*(np.append(own, np.array(more, own.dtype)) for own, more in added))
+    return acts.ordered(acts.is_refused, _BY_NAME[acts.code], acts.worker, acts.end)
+
+
+def _divide(term: LauncherTerm, acts: _Acts, seats: int) -> Iterator[tuple[Claims, Integers]]:
+    """Yield the time of the term, and the seats that it is of, for groups of seats."""
+    group = max(1, min(GROUP_SEATS, GROUP_NS // (term.end_ns - term.started.t_ns) - 1))
+    windows = recoveries(term)
+    closed = Windows(*(np.array([one[at] for one in windows], np.int64) for at in (0, 1)))
+    empty = np.array(absences(term), np.int64).reshape(-1, 3)
+    for first in range(0, seats, group):
+        count = min(group, seats - first)
+        begin, end = np.searchsorted(acts.seat, (first, first + count))
+        own = acts.chosen(slice(begin, end))
+        own = own._replace(seat=own.seat - first)
+        away = empty[(empty[:, 2] >= first) & (empty[:, 2] < first + count)] - (
+            0,
+            0,
+            first,
         )
-    terms: list[LauncherTerm] = []
-    for index, following in zip(starts, [*starts[1:], len(ordered)], strict=True):
-        started = ordered[index]
-        assert isinstance(started, RunStarted)
-        own = ordered[index:following]
-        ended = next((event for event in reversed(own) if isinstance(event, RunEnded)), None)
-        alive = running and following == len(ordered)
-        end_ns = ended.t_ns if ended else _known_until_ns(own) if alive else _last_ns(own)
-        terms.append(LauncherTerm(started, end_ns, ended, own))
-    return terms
+        claims, lane = _DividedSeats(term, own, count, closed, away).claims()
+        yield claims, lane + first
 
 
-def _last_ns(own: Sequence[AnyEvent]) -> int:
-    """Return the time of a launcher's last event other than notes: those of the next one may come
-    before its RunStarted."""
-    return next(e.t_ns for e in reversed(own) if not (isinstance(e, Note) and not e.worker))
+class _DividedSeats:
+    """The term of some seats: absences first, then discarded attempts, recoveries, and phases.
+
+    Time that none of them claims is explained by its neighbours. `moved`: times of a seat, moved to
+    its place.
+    """
+
+    def __init__(
+        self,
+        term: LauncherTerm,
+        acts: _Acts,
+        count: int,
+        recoveries: Windows,
+        absences: NDArray[np.int64],
+    ) -> None:
+        self._begin_ns, self._end_ns = term.started.t_ns, term.end_ns
+        self._length_ns = self._end_ns - self._begin_ns
+        self._has_ended = term.ended is not None
+        self._acts, self._count = acts, count
+        self._recoveries, self._absences = recoveries, absences
+
+    def _moved(self, t_ns: Integers, seat: Integers) -> Integers:
+        cut = np.clip(t_ns, self._begin_ns, self._end_ns)
+        return cut - self._begin_ns + seat * self._length_ns
+
+    def _claims(self, begin: Integers, end: Integers, seat: Integers, code: object) -> Claims:
+        codes = np.full(len(seat), code, np.uint8)
+        return disjoint(Claims(self._moved(begin, seat), self._moved(end, seat), codes))
+
+    def claims(self) -> tuple[Claims, Integers]:
+        """Return the time of all seats by seat and begin, and the seats."""
+        acts, every = self._acts, np.arange(self._count)
+        free = Windows(every * self._length_ns, (every + 1) * self._length_ns)
+        order = np.lexsort((self._absences[:, 0], self._absences[:, 2]))
+        begin, end, seat = self._absences[order].T
+        away, free = carve(free, self._claims(begin, end, seat, CODES["absent"]))
+        refused = acts.chosen(acts.is_refused)
+        claims = self._claims(refused.begin, refused.end, refused.seat, CODES["lost"])
+        lost, free = carve(free, claims)
+        seat = np.repeat(every, len(self._recoveries.begin))
+        begin, end = (np.tile(times, self._count) for times in self._recoveries)
+        recovery, free = carve(free, self._claims(begin, end, seat, CODES["recovery"]))
+        done = acts.chosen(~acts.is_refused)
+        done = done.ordered(_BY_NAME[done.code], done.end)
+        claims = self._claims(done.begin, done.end, done.seat, done.code)
+        phases, free = carve(free, claims)
+        parts = [away, lost, recovery, phases, Claims(*free, self._gaps(free))]
+        joined = Claims(*map(np.concatenate, zip(*parts, strict=True)))
+        joined = joined.chosen(np.argsort(joined.begin, kind="stable"))
+        seat = joined.begin // self._length_ns
+        back_ns = self._begin_ns - seat * self._length_ns
+        return Claims(joined.begin + back_ns, joined.end + back_ns, joined.code), seat
+
+    def _gaps(self, gaps: Windows) -> NDArray[np.uint8]:
+        """Return the buckets of the time that nothing claims."""
+        acts = self._acts
+        if not len(gaps.begin):
+            return np.empty(0, np.uint8)
+        seat = gaps.begin // self._length_ns
+        back_ns = self._begin_ns - seat * self._length_ns
+        closed = self._recoveries.begin
+        first_closed_ns = int(closed.min()) if len(closed) else self._end_ns
+        is_closed = np.isin(gaps.end + back_ns, closed)
+        begins = self._moved(acts.begin, acts.seat)
+        after = np.searchsorted(begins, gaps.end)
+        edges = np.searchsorted(acts.seat, np.arange(self._count + 1))
+        has_before, has_after = after > edges[seat], after < edges[seat + 1]
+        worker = np.append(acts.worker, -1)
+        is_same = worker[after - 1] == worker[after]
+        # Between two workers of the seat: until the failure its old worker was in an unreported
+        # attempt; after it the new one prepares.
+        code = np.where(is_closed, CODES["lost"], CODES["recovery"])
+        code[is_same] = CODES["script"]
+        is_stop = np.logical_and(self._has_ended, ~is_closed)
+        code = np.where(has_after, code, np.where(is_stop, CODES["stop"], CODES["lost"]))
+        early = gaps.begin + back_ns < first_closed_ns
+        before = np.where(early, CODES["start"], CODES["recovery"])
+        return np.where(has_before, code, before).astype(np.uint8)
 
 
-def _known_until_ns(own: Sequence[AnyEvent]) -> int:
-    """Return the time up to which every seat's use of time is known."""
-    ends_ns: dict[int, int] = {}
-    opened_ns: int | None = None
-    for event in own:
-        if isinstance(event, PhaseDone | AttemptRefused):
-            ends_ns[event.seat] = event.t_ns
-        elif isinstance(event, GenerationOpened):
-            opened_ns = event.t_ns
-        elif isinstance(event, GenerationClosed):
-            opened_ns = None
-    if opened_ns is None:  # starting, or in a recovery: each moment of which is known
-        return _last_ns(own)
-    seats = range(own[0].world) if isinstance(own[0], RunStarted) else ends_ns
-    return max(opened_ns, min(ends_ns.get(seat, opened_ns) for seat in seats))
+def _lanes(
+    parts: Sequence[tuple[Claims, Integers]], seats: int
+) -> tuple[tuple[RankLane, ...], dict[Bucket, int]]:
+    """Return the lanes of all seats, and the totals."""
+    nothing = claims_of(Windows(np.empty(0, np.int64), np.empty(0, np.int64)), 0)
+    parts = parts or [(nothing, np.empty(0, np.int64))]
+    claims = Claims(*map(np.concatenate, zip(*(claims for claims, _ in parts), strict=True)))
+    lane = np.concatenate([lane for _, lane in parts])
+    if len(parts) > 1:
+        order = np.argsort(lane, kind="stable")
+        claims, lane = claims.chosen(order), lane[order]
+    claims, lane = merge(claims, lane)
+    length_ns = claims.end - claims.begin
+    totals_ns: dict[Bucket, int] = {
+        bucket: _sum(length_ns[claims.code == code]) for bucket, code in CODES.items()
+    }
+    edges = np.searchsorted(lane, np.arange(seats + 1))
+    lanes = (claims.chosen(slice(*edges[seat : seat + 2])) for seat in range(seats))
+    return tuple(RankLane(seat, own) for seat, own in enumerate(lanes)), totals_ns
 
 
-def _rolled_back(terms: list[LauncherTerm]) -> set[int]:
-    """Return the ids of phases that were committed and then undone: a generation that opens at n
-    undoes every later phase done before."""
-    done: dict[int, list[PhaseDone]] = {}
-    undone: set[int] = set()
-    for term in terms:
-        for event in term.events:
-            if isinstance(event, PhaseDone):
-                done.setdefault(event.seat, []).append(event)
-            elif isinstance(event, GenerationOpened):
-                for stack in done.values():
-                    while stack and stack[-1].n > event.n:
-                        undone.add(id(stack.pop()))
-    return undone
-
-
-def _acts(term: LauncherTerm, seats: int, rolled_back: set[int]) -> list[list[_Act]]:
-    """Return phases and attempts by seat, by time. Rehearsals are part of the start."""
-    acts: list[list[_Act]] = [[] for _ in range(seats)]
-    for event in term.events:
-        if not isinstance(event, PhaseDone | AttemptRefused):
-            continue
-        if not 0 <= event.seat < seats:
-            continue
-        refused = isinstance(event, AttemptRefused)
-        reason = event.reason if isinstance(event, AttemptRefused) else ""
-        if reason == REHEARSAL:
-            refused, bucket = False, "start"
-        elif refused or id(event) in rolled_back:
-            bucket = "lost"
-        else:
-            bucket = _OF_KIND.get(event.kind, "script")
-        acts[event.seat].append(_Act(event.t_begin_ns, event.t_ns, event.worker, bucket, refused))
-    for seat_acts in acts:
-        seat_acts.sort()
-    return acts
-
-
-def _recoveries(term: LauncherTerm) -> list[Window]:
-    """Return spans from a generation's end to the next one's start, or to the term's end."""
-    windows: list[Window] = []
-    closed_ns: int | None = None
-    for event in term.events:
-        if isinstance(event, GenerationClosed):
-            closed_ns = event.t_ns if closed_ns is None else closed_ns
-        elif isinstance(event, GenerationOpened) and closed_ns is not None:
-            windows.append(Window(closed_ns, event.t_ns))
-            closed_ns = None
-    if closed_ns is not None:
-        windows.append(Window(closed_ns, max(closed_ns, term.end_ns)))
-    return windows
-
-
-def _absences(term: LauncherTerm) -> dict[int, list[Span]]:
-    """Return by seat the spans of generations that were open without it."""
-    found: dict[int, list[Span]] = {}
-    absent: tuple[int, ...] = ()
-    since_ns = term.end_ns
-    for event in (*term.events, None):
-        if isinstance(event, Decided):
-            absent = event.absent
-        elif isinstance(event, GenerationOpened):
-            since_ns = event.t_ns
-        elif event is None or isinstance(event, GenerationClosed):
-            end_ns = event.t_ns if event else term.end_ns
-            for seat in absent if since_ns < end_ns else ():
-                found.setdefault(seat, []).append(Span(since_ns, end_ns, "absent"))
-            since_ns = term.end_ns
-    return found
-
-
-def _divide(
-    term: LauncherTerm, acts: list[_Act], recoveries: list[Window], absences: list[Span]
-) -> list[Span]:
-    """Divide one seat's term: absences first, then discarded attempts, recoveries, and phases. Time
-    that none of them claims is explained by its neighbours."""
-    free = [term.window] if term.started.t_ns < term.end_ns else []
-    away, free = carve(free, absences)
-    claims = [Span(act.begin_ns, act.end_ns, "lost") for act in acts if act.refused]
-    lost, free = carve(free, claims)
-    recovery, free = carve(free, (Span(*window, "recovery") for window in recoveries))
-    claims = [Span(act.begin_ns, act.end_ns, act.bucket) for act in acts if not act.refused]
-    done, free = carve(free, claims)
-    begins = [act.begin_ns for act in acts]
-    closed = {window.begin_ns for window in recoveries}
-    first_closed_ns = min(closed, default=term.end_ns)
-    gaps: list[Span] = []
-    for gap in free:
-        index = bisect_left(begins, gap.end_ns)
-        before = acts[index - 1] if index else None
-        after = acts[index] if index < len(acts) else None
-        if before is None:
-            bucket: Bucket = "start" if gap.begin_ns < first_closed_ns else "recovery"
-        elif after is None:
-            bucket = "stop" if term.ended and gap.end_ns not in closed else "lost"
-        elif before.worker == after.worker:
-            bucket = "script"
-        else:
-            # The seat has a new worker. Until the failure its old worker was in an unreported
-            # attempt; after it the new one prepares.
-            bucket = "lost" if gap.end_ns in closed else "recovery"
-        gaps.append(Span(*gap, bucket))
-    return sorted(away + lost + recovery + done + gaps)
-
-
-def _totals(lanes: Sequence[RankLane]) -> dict[Bucket, int]:
-    totals: dict[Bucket, int] = dict.fromkeys(BUCKETS, 0)
-    for lane in lanes:
-        for span in lane.spans:
-            totals[span.bucket] += span.end_ns - span.begin_ns
-    return totals
+def _sum(numbers: Integers) -> int:
+    """Return an exact sum, also beyond 63 bits."""
+    return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())
 
 
 def _check(result: TimeAccount) -> None:
     """Check that the spans of a lane are adjacent from begin to end, and sum to the totals."""
     for lane in result.lanes:
-        at_ns = result.begin_ns
-        for span in lane.spans:
-            if span.begin_ns != at_ns or span.end_ns <= at_ns:
-                raise CorruptionError(
-                    f"seat {lane.seat} is accounted twice or not at all at {at_ns} ns"
-                    f" (next span: {span}); the sums would be wrong and are not shown"
-                )
-            at_ns = span.end_ns
+        begin, end, _ = lane.claims
+        expected = np.append(result.begin_ns, end[:-1]) if len(end) else begin
+        wrong = np.flatnonzero((begin != expected) | (end <= begin))
+        if len(wrong):
+            raise CorruptionError(
+                f"seat {lane.seat} is accounted twice or not at all at {expected[wrong[0]]} ns"
+                f" (next span: {lane.spans[wrong[0]]}); the sums would be wrong and are not shown"
+            )
+        at_ns = int(end[-1]) if len(end) else result.begin_ns
         if at_ns != result.end_ns:
             raise CorruptionError(
                 f"seat {lane.seat} is accounted up to {at_ns} ns of {result.end_ns} ns;"

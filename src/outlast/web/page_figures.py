@@ -11,8 +11,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from outlast.telemetry.history.event_columns import Integers
+from outlast.telemetry.history.time_claims import Claims
 from outlast.telemetry.lane_columns import columns
-from outlast.telemetry.time_accounting import BUCKETS, Bucket, RankLane, Span, TimeAccount
+from outlast.telemetry.time_accounting import BUCKETS, Bucket, RankLane, TimeAccount
 from outlast.text_formatting import percentage
 
 X = 1000  # width of the stretched view
@@ -74,9 +79,9 @@ def timeline(times: TimeAccount, axis: TimeAxis) -> str:
     height = min(LANES_PX[1], max(LANES_PX[0], LANE_PX * len(lanes)))
     each = height / max(1, len(lanes))
     shapes = []
-    for row, (_, spans) in enumerate(lanes):
+    for row, (_, claims) in enumerate(lanes):
         paths: dict[Bucket, list[str]] = {}
-        for span in columns(spans, times.begin_ns, times.wall_ns, LANE_COLUMNS):
+        for span in columns(claims, times.begin_ns, times.wall_ns, LANE_COLUMNS):
             begin, end = (round(X * axis.share(t), 1) for t in (span.begin_ns, span.end_ns))
             paths.setdefault(span.bucket, []).append(f"M{begin:g} {row * each:g}h{end - begin:g}")
         shapes += [
@@ -95,32 +100,32 @@ def _closed(parts: Iterable[str], height: float) -> str:
     return "".join(f"{part}v{height:.3g}h{-float(part.rpartition('h')[2]):g}z" for part in parts)
 
 
-def _rows(times: TimeAccount) -> list[tuple[str, Sequence[Span]]]:
+def _rows(times: TimeAccount) -> list[tuple[str, Claims]]:
     lanes = times.lanes
     if len(lanes) <= ROWS_MAX:
-        return [(str(lane.seat), lane.spans) for lane in lanes]
+        return [(str(lane.seat), lane.claims) for lane in lanes]
     size = math.ceil(len(lanes) / ROWS_MAX)
     groups = [lanes[at : at + size] for at in range(0, len(lanes), size)]
     return [(f"{group[0].seat}", _together(group)) for group in groups]
 
 
-def _together(lanes: Sequence[RankLane]) -> list[Span]:
-    return [span for lane in lanes for span in lane.spans]
+def _together(lanes: Sequence[RankLane]) -> Claims:
+    return Claims(*map(np.concatenate, zip(*(lane.claims for lane in lanes), strict=True)))
 
 
-def _labelled(lanes: Sequence[tuple[str, Sequence[Span]]]) -> list[tuple[int, tuple[str, object]]]:
+def _labelled(lanes: Sequence[tuple[str, Claims]]) -> list[tuple[int, tuple[str, object]]]:
     rows = list(enumerate(lanes))
     if len(rows) <= LANES_PX[1] // LANE_PX:
         return [(row, (name, None)) for row, (name, _) in rows]
     return [(row, (name, None)) for row, (name, _) in (rows[0], rows[len(rows) // 2], rows[-1])]
 
 
-def curve(points: Sequence[tuple[int, float]], axis: TimeAxis, name: str, unit: str) -> str:
+def curve(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis, name: str, unit: str) -> str:
     """Draw values over time, with the extremes of each column where there are more than fit."""
-    finite = [(t_ns, value) for t_ns, value in points if abs(value) < LARGEST]
-    if len(finite) < 2:
+    is_finite = np.abs(value) < LARGEST
+    shown = _thinned(t_ns[is_finite], value[is_finite], axis)
+    if len(shown) < 2:
         return ""
-    shown = _thinned(finite, axis)
     values = sorted(value for _, value in shown)
     low, high = values[0], values[-1]
     cut = values[int(0.98 * (len(values) - 1))]
@@ -158,20 +163,20 @@ def _connected(points: list[tuple[int, float]]) -> list[list[tuple[int, float]]]
     return parts
 
 
-def _thinned(points: Sequence[tuple[int, float]], axis: TimeAxis) -> list[tuple[int, float]]:
-    if len(points) <= POINTS_MAX:
-        return list(points)
-    buckets: dict[int, list[tuple[int, float]]] = {}
-    for point in points:
-        buckets.setdefault(int(axis.share(point[0]) * POINTS_MAX / 2), []).append(point)
-    kept: list[tuple[int, float]] = []
-    for inside in buckets.values():
-        kept += sorted({min(inside, key=_value), max(inside, key=_value)})
-    return kept
-
-
-def _value(point: tuple[int, float]) -> float:
-    return point[1]
+def _thinned(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis) -> list[tuple[int, float]]:
+    """Return points, by time, that are few enough to draw."""
+    chosen = np.arange(len(t_ns))
+    if len(t_ns) > POINTS_MAX:
+        share = (t_ns - axis.begin_ns) / max(1, axis.end_ns - axis.begin_ns)
+        column = (share * POINTS_MAX / 2).astype(np.int64)
+        begins = np.flatnonzero(np.diff(column, prepend=column[0] - 1))
+        parts = zip(begins.tolist(), [*begins[1:].tolist(), len(column)], strict=True)
+        extremes = (
+            (begin + value[begin:end].argmin(), begin + value[begin:end].argmax())
+            for begin, end in parts
+        )
+        chosen = np.unique(np.array(list(extremes)).reshape(-1))
+    return list(zip(t_ns[chosen].tolist(), value[chosen].tolist(), strict=True))
 
 
 class WaterfallRow(NamedTuple):

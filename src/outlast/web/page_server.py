@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -34,6 +35,7 @@ from outlast.web.run_page import (
     status,
 )
 
+T = TypeVar("T")
 COOKIE = "outlast_view"
 RUNS_MAX = 1_000
 VIEWERS_MAX = 200  # streams at once
@@ -71,6 +73,7 @@ class PageServer:
         self._runs = find_runs(path)
         self._is_single = (path / DIRECTORY).is_dir()
         self._readings: dict[str, RunReading] = {}
+        self._rendered: dict[str, tuple[RunContent, Mapping[str, str]]] = {}
         self._viewers = 0
 
     def application(self, hosts: list[str], token: str = "") -> ASGIApp:
@@ -95,10 +98,10 @@ class PageServer:
         if self._is_single:
             return await self._run(next(iter(self._runs)), "")
         self._runs = await anyio.to_thread.run_sync(find_runs, self.path)
-        contents = {}
+        overviews = {}
         for name in self._runs:
-            contents[name] = await self._content(name)
-        return HTMLResponse(render_index(contents, str(self.path)))
+            overviews[name] = await self._computed(name, RunReading.overview)
+        return HTMLResponse(render_index(overviews, str(self.path)))
 
     async def page(self, request: Request) -> Response:
         """Serve the page of a run."""
@@ -117,15 +120,18 @@ class PageServer:
         return HTMLResponse(html)
 
     async def _content(self, name: str) -> RunContent | str:
-        """Return the content of a run, or why there is none."""
+        return await self._computed(name, RunReading.refresh)
+
+    async def _computed(self, name: str, compute: Callable[[RunReading], T | None]) -> T | str:
+        """Return the content or the overview of a run, or why there is none."""
         reading = self._readings.setdefault(
             name, RunReading(self._runs[name], self._price_per_hour)
         )
         try:
-            content = await anyio.to_thread.run_sync(reading.refresh)
+            found = await anyio.to_thread.run_sync(compute, reading)
         except OutlastError as error:
             return str(error)
-        return content or f"{name} has written no events yet"
+        return found or f"{name} has written no events yet"
 
     async def stream(self, request: Request) -> Response:
         """Send the parts of a page that have changed, until the run has ended."""
@@ -137,7 +143,7 @@ class PageServer:
         return StreamingResponse(self._changes(name), media_type="text/event-stream")
 
     async def _changes(self, name: str) -> AsyncIterator[str]:
-        sent: dict[str, str] = {}
+        sent: Mapping[str, str] = {}
         self._viewers += 1
         try:
             while True:
@@ -145,7 +151,7 @@ class PageServer:
                 if isinstance(content, str):
                     yield _message({"parts": {}, "status": content})
                 else:
-                    parts = render_parts(content, f"/runs/{quote(name, safe='')}/logs/")
+                    parts = self._parts(name, content)
                     changed = {key: part for key, part in parts.items() if sent.get(key) != part}
                     sent = parts
                     yield _message({"parts": changed, "status": status(content)})
@@ -155,6 +161,14 @@ class PageServer:
                 await anyio.sleep(REFRESH_S)
         finally:
             self._viewers -= 1
+
+    def _parts(self, name: str, content: RunContent) -> Mapping[str, str]:
+        """Return the parts of a page, which all viewers of one content share."""
+        known, parts = self._rendered.get(name, (None, {}))
+        if known is not content:
+            parts = render_parts(content, f"/runs/{quote(name, safe='')}/logs/")
+            self._rendered[name] = (content, parts)
+        return parts
 
     async def log(self, request: Request) -> Response:
         """Serve the last lines of a rank's log."""

@@ -10,6 +10,8 @@ from statistics import quantiles
 from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from outlast.events import (
     AnyEvent,
@@ -19,12 +21,13 @@ from outlast.events import (
     DrainFailed,
     GenerationClosed,
     GenerationOpened,
-    PhaseDone,
     ReplicasCompared,
     RunEnded,
 )
 from outlast.telemetry.event_store import Life
-from outlast.telemetry.incidents import Incident
+from outlast.telemetry.history.event_columns import Integers, last_of_each, of_kind, rows
+from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.run_board import headline
 from outlast.telemetry.run_summary import RunSummary
 from outlast.text_formatting import duration, percentage, plural
@@ -50,50 +53,46 @@ class PageAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class StepTimes(NamedTuple):
     """Commits of the job's steps as one rank saw them: when each ended, and how long it took."""
 
-    ends_ns: list[int]
-    lasted_s: list[float]
+    ends_ns: Integers
+    lasted_s: NDArray[np.float64]
 
     def median_s(self, share: float = 1.0) -> float:
         """Return the median of the newest `share` of them; 0.0 without any."""
-        newest = sorted(self.lasted_s[-max(1, round(share * len(self.lasted_s))) :])
-        return newest[len(newest) // 2] if newest else 0.0
+        newest = self.lasted_s[-max(1, round(share * len(self.lasted_s))) :]
+        middle = len(newest) // 2
+        return float(np.partition(newest, middle)[middle]) if len(newest) else 0.0
 
     def band_s(self) -> tuple[float, float]:
         """Return the quartiles of the newest steps."""
         newest = self.lasted_s[-max(4, round(TREND_SHARE * len(self.lasted_s))) :]
         if len(newest) < 4:
             return self.median_s(), self.median_s()
-        low, _, high = quantiles(newest, n=4)
+        low, _, high = quantiles(newest.tolist(), n=4)
         return low, high
 
 
-def step_times(events: Sequence[AnyEvent]) -> StepTimes:
+def step_times(history: RunHistory) -> StepTimes:
     """Return the steps of the lowest rank, each once: the last attempt of those done again."""
-    seats = {event.seat for event in events if isinstance(event, PhaseDone)}
-    seat = min(seats, default=-1)
-    by_step: dict[int, PhaseDone] = {}
-    for event in events:
-        if isinstance(event, PhaseDone) and event.seat == seat and event.kind == "step":
-            by_step.pop(event.step, None)
-            by_step[event.step] = event
-    done = list(by_step.values())
-    return StepTimes(
-        [event.t_ns for event in done],
-        [(event.t_ns - event.t_begin_ns) / event.steps / 1e9 for event in done],
-    )
+    phases = history.phases
+    if len(phases.seat):
+        phases = rows(phases, phases.seat == phases.seat.min())
+    phases = of_kind(phases, history.kinds, "step")
+    phases = rows(phases, last_of_each(phases.step))
+    lasted_s = (phases.t_ns - phases.begin_ns) / phases.steps / 1e9
+    return StepTimes(phases.t_ns, lasted_s)
 
 
 def answers(
     events: Sequence[AnyEvent],
     summary: RunSummary,
     run_incidents: Sequence[Incident],
+    times: StepTimes,
     *,
     now_ns: int,
     life: Life,
     price_per_hour: float = 0.0,
 ) -> tuple[PageAnswer, ...]:
     """Answer the five questions. `price_per_hour`: dollars an hour of the whole job; 0: unknown."""
-    times = step_times(events)
     return (
         _training(events, summary, times, now_ns, life),
         _speed(summary, times),
@@ -107,7 +106,8 @@ def _ago(t_ns: int, now_ns: int) -> str:
     return f"{duration(max(0, now_ns - t_ns) / 1e9)} ago"
 
 
-def _of_total(summary: RunSummary) -> str:
+def steps_figure(summary: RunSummary) -> str:
+    """Return the committed step, and the last one where it is known."""
     if summary.steps is None:
         return "steps unknown"
     if not summary.steps_total:
@@ -122,7 +122,7 @@ def _training(
     return PageAnswer(
         key="training",
         question="Is it training?",
-        figure=_of_total(summary),
+        figure=steps_figure(summary),
         lines=tuple(lines),
         level=level,
     )
@@ -131,7 +131,7 @@ def _training(
 def _activity(
     events: Sequence[AnyEvent], summary: RunSummary, times: StepTimes, now_ns: int, life: Life
 ) -> tuple[list[str], Level]:
-    last = [f"last commit {_ago(times.ends_ns[-1], now_ns)}"] if times.ends_ns else []
+    last = [f"last commit {_ago(int(times.ends_ns[-1]), now_ns)}"] if len(times.ends_ns) else []
     ended = next((event for event in reversed(events) if isinstance(event, RunEnded)), None)
     if summary.exit_code is not None and ended is not None:
         words = f"{summary.outcome.replace('_', ' ')}, exit code {ended.exit_code}"
@@ -149,7 +149,7 @@ def _activity(
         return ["starting", *where], "plain"
     if isinstance(since, GenerationClosed):
         return [f"recovering since {duration((now_ns - since.t_ns) / 1e9)}", *last, *where], "warn"
-    quiet_s = (now_ns - max([*times.ends_ns[-1:], since.t_ns])) / 1e9
+    quiet_s = (now_ns - max([*times.ends_ns[-1:].tolist(), since.t_ns])) / 1e9
     if quiet_s > max(QUIET_MIN_S, QUIET_STEPS * times.median_s()):
         return [f"no commit for {duration(quiet_s)}", *last, *where], "plain" if unknown else "bad"
     return [*last, "computing", *where], "plain" if unknown else "good"
@@ -178,6 +178,12 @@ def _speed(summary: RunSummary, times: StepTimes) -> PageAnswer:
     )
 
 
+def incidents_figure(run_incidents: Sequence[Incident]) -> str:
+    """Return the number of failures in words."""
+    failures = sum(not incident.is_request for incident in run_incidents)
+    return plural(failures, "incident") if failures else "nothing"
+
+
 def _broken(summary: RunSummary, run_incidents: Sequence[Incident]) -> PageAnswer:
     failures = [incident for incident in run_incidents if not incident.is_request]
     lost = summary.committed_steps_lost
@@ -189,7 +195,7 @@ def _broken(summary: RunSummary, run_incidents: Sequence[Incident]) -> PageAnswe
     return PageAnswer(
         key="broken",
         question="What broke?",
-        figure=plural(len(failures), "incident") if failures else "nothing",
+        figure=incidents_figure(run_incidents),
         lines=tuple(lines),
         level="bad" if is_open else "warn" if lost else "good",
     )
@@ -230,7 +236,7 @@ def _finish(summary: RunSummary, times: StepTimes, price_per_hour: float) -> Pag
     figure = "unknown"
     if summary.exit_code is not None:
         figure = "ended"
-    elif summary.steps is not None and summary.steps_total and times.lasted_s:
+    elif summary.steps is not None and summary.steps_total and len(times.lasted_s):
         rest = max(0, summary.steps_total - summary.steps)
         ettr = max(summary.ettr or 0.0, 0.01)
         low_s, high_s = times.band_s()

@@ -8,25 +8,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outlast.errors import CorruptionError
 from outlast.events import (
     AnyEvent,
     CheckpointSaved,
     Drained,
-    Metrics,
     Warned,
     WorkerLost,
     WorkerSeated,
     WorkerSpawned,
 )
 from outlast.telemetry.event_store import EventReader, Life, life_of
+from outlast.telemetry.history.event_columns import Integers, last_of_each
+from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.incident_explanation import story
-from outlast.telemetry.incidents import Incident, incidents
 from outlast.telemetry.job_progress import changed_findings
-from outlast.telemetry.run_summary import RunSummary, summarise_events
-from outlast.telemetry.segment_files import SegmentDamage
+from outlast.telemetry.run_summary import RunSummary, summarise_history
+from outlast.telemetry.segment_files import SegmentDamage, segment_paths
 from outlast.telemetry.time_accounting import TimeAccount, account
-from outlast.web.run_answers import PageAnswer, StepTimes, answers, step_times
+from outlast.web.run_answers import (
+    PageAnswer,
+    StepTimes,
+    answers,
+    incidents_figure,
+    step_times,
+    steps_figure,
+)
 
 REFRESH_S = 1.0
 SHARE = 20  # a page is computed anew after this many times its own computation
@@ -50,8 +62,15 @@ class IncidentStory(NamedTuple):
     rows: list[tuple[str, str]]
 
 
+class LossCurve(NamedTuple):
+    """Losses over time."""
+
+    t_ns: Integers
+    loss: NDArray[np.float64]
+
+
 class RunContent(NamedTuple):
-    """Everything that the page of a run shows. Points of curves are (Unix nanoseconds, value)."""
+    """Everything that the page of a run shows."""
 
     summary: RunSummary
     life: Life
@@ -60,7 +79,7 @@ class RunContent(NamedTuple):
     times: TimeAccount
     stories: list[IncidentStory]
     steps: StepTimes
-    loss: list[tuple[int, float]]
+    loss: LossCurve
     saved: list[CheckpointSaved]
     drained: list[Drained]
     workers: list[WorkerLine]
@@ -69,7 +88,7 @@ class RunContent(NamedTuple):
 
 
 def content(
-    events: Sequence[AnyEvent],
+    history: RunHistory,
     run_dir: Path,
     damages: Sequence[SegmentDamage] = (),
     *,
@@ -77,38 +96,41 @@ def content(
     life: Life,
     price_per_hour: float = 0.0,
 ) -> RunContent:
-    """Compute the content from all events of a run, by time.
+    """Compute the content from the history of a run.
 
     Raises CorruptionError when the times do not add up, RunDirError without a start.
     """
-    times = account(events, running=life == "running")
-    summary = summarise_events(events, run_dir, damages, life=life, times=times)
-    found = incidents(events)
+    events = history.events
+    times = account(history, running=life == "running")
+    found = incidents(history)
+    summary = summarise_history(
+        history, run_dir, damages, life=life, times=times, run_incidents=found
+    )
+    steps = step_times(history)
     return RunContent(
         summary=summary,
         life=life,
         now_ns=now_ns,
         answers=answers(
-            events, summary, found, now_ns=now_ns, life=life, price_per_hour=price_per_hour
+            events, summary, found, steps, now_ns=now_ns, life=life, price_per_hour=price_per_hour
         ),
         times=times,
         stories=[IncidentStory(incident, story(incident, life)) for incident in found],
-        steps=step_times(events),
-        loss=_losses(events),
+        steps=steps,
+        loss=_losses(history),
         saved=[event for event in events if isinstance(event, CheckpointSaved)],
         drained=[event for event in events if isinstance(event, Drained)],
         workers=_workers(events),
         findings=list(changed_findings(events)),
-        events=len(events),
+        events=history.count,
     )
 
 
-def _losses(events: Sequence[AnyEvent]) -> list[tuple[int, float]]:
+def _losses(history: RunHistory) -> LossCurve:
     """Return the losses of the lowest rank that reports one, of each step the last."""
-    reports = [event for event in events if isinstance(event, Metrics) and "loss" in event.values]
-    seat = min((event.seat for event in reports), default=-1)
-    by_step = {event.step: event for event in reports if event.seat == seat}
-    return sorted((event.t_ns, event.values["loss"]) for event in by_step.values())
+    reported = history.losses()
+    newest = last_of_each(reported.step)
+    return LossCurve(reported.t_ns[newest], reported.loss[newest])
 
 
 def _workers(events: Sequence[AnyEvent]) -> list[WorkerLine]:
@@ -124,15 +146,40 @@ def _workers(events: Sequence[AnyEvent]) -> list[WorkerLine]:
     return sorted(lines.values(), key=lambda line: (bool(line.lost), line.rank < 0, line.rank))
 
 
+def _renewed(
+    known: RunContent, history: RunHistory, now_ns: int, price_per_hour: float
+) -> RunContent:
+    """Return a content as of now. No event has come since."""
+    found = [story.incident for story in known.stories]
+    renewed = answers(
+        history.events,
+        known.summary,
+        found,
+        known.steps,
+        now_ns=now_ns,
+        life=known.life,
+        price_per_hour=price_per_hour,
+    )
+    return known._replace(now_ns=now_ns, answers=renewed)
+
+
+class RunOverview(NamedTuple):
+    """Line of a run in the index. `steps`, `incidents`: as on its page."""
+
+    summary: RunSummary
+    steps: str
+    incidents: str
+
+
 class RunReading:
-    """Events of one run, read on at each refresh; several threads may ask for its content."""
+    """History of one run, read on at each refresh; several threads may ask for its content."""
 
     def __init__(self, run_dir: Path, price_per_hour: float = 0.0) -> None:
         self.run_dir = run_dir
         self._price_per_hour = price_per_hour
-        self._damages: list[SegmentDamage] = []
-        self._reader = EventReader(run_dir, self._damages.append)
-        self._events: list[AnyEvent] = []
+        self._forget()
+        self._overview: RunOverview | None = None
+        self._overview_of: tuple[object, ...] = ()
         self._content: RunContent | None = None
         self._due_s = 0.0
         self._lock = threading.Lock()
@@ -153,17 +200,51 @@ class RunReading:
                 self._due_s = begin_s + max(REFRESH_S, SHARE * spent_s)
             return self._content
 
+    def overview(self) -> RunOverview | None:
+        """Return the run's line in an index; None before its start. It costs no page.
+
+        Raises as `refresh`. Of a run without a page, nothing but the line stays in memory; it is
+        computed anew when a file of events has grown.
+        """
+        with self._lock:
+            life = life_of(self.run_dir, self._history.events)
+            where = self._reader.directory
+            paths = segment_paths(where) if where.is_dir() else []
+            state = (life, *((path.name, path.stat().st_size) for path in paths))
+            if state != self._overview_of:
+                self._overview = self._read_overview(life)
+                self._overview_of = state
+                if self._content is None and life != "running":
+                    self._forget()
+            return self._overview
+
+    def _read_overview(self, life: Life) -> RunOverview | None:
+        history = self._history
+        history.read(self._reader, last=life == "died")
+        if not history.count:
+            return None
+        life = life_of(self.run_dir, history.events)
+        found = incidents(history)
+        summary = summarise_history(
+            history, self.run_dir, self._damages, life=life, run_incidents=found
+        )
+        return RunOverview(summary, steps_figure(summary), incidents_figure(found))
+
+    def _forget(self) -> None:
+        self._damages: list[SegmentDamage] = []
+        self._reader = EventReader(self.run_dir, self._damages.append)
+        self._history = RunHistory()
+
     def _read_on(self) -> None:
-        life = life_of(self.run_dir, self._events)
-        new = self._reader.poll(last=life == "died")
-        if new and self._events and new[0].t_ns < self._events[-1].t_ns:
-            new = sorted([*self._events, *new], key=lambda event: event.t_ns)
-            self._events = new
-        else:
-            self._events += new
-        if self._events:
+        life = life_of(self.run_dir, self._history.events)
+        damages = len(self._damages)
+        new = self._history.read(self._reader, last=life == "died")
+        known = self._content
+        if known and not new and life == known.life and damages == len(self._damages):
+            self._content = _renewed(known, self._history, time.time_ns(), self._price_per_hour)
+        elif self._history.count:
             self._content = content(
-                self._events,
+                self._history,
                 self.run_dir,
                 self._damages,
                 now_ns=time.time_ns(),

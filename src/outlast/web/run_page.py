@@ -17,7 +17,7 @@ from outlast.telemetry.time_accounting import BUCKETS
 from outlast.text_formatting import duration, percentage, size, warning
 from outlast.web import page_figures
 from outlast.web.page_figures import IncidentMark, TimeAxis
-from outlast.web.run_content import RunContent
+from outlast.web.run_content import RunContent, RunOverview
 
 PARTS = (
     "answers",
@@ -76,12 +76,12 @@ def render_page(
     )
 
 
-def render_index(contents: Mapping[str, RunContent | str], path: str) -> str:
-    """Return the index of runs. A text in place of a content: why there is none."""
+def render_index(overviews: Mapping[str, RunOverview | str], path: str) -> str:
+    """Return the index of runs. A text in place of an overview: why there is none."""
     return (
         _environment()
         .get_template("runs_index.html.j2")
-        .render(contents=contents, path=path, style=asset("page.css"), policy=content_policy())
+        .render(overviews=overviews, path=path, style=asset("page.css"), policy=content_policy())
     )
 
 
@@ -135,8 +135,7 @@ def _globals() -> dict[str, Callable[..., Any]]:
 
 def _curves(content: RunContent) -> tuple[str, str]:
     axis = axis_of(content)
-    steps = list(zip(content.steps.ends_ns, content.steps.lasted_s, strict=True))
     return (
-        page_figures.curve(content.loss, axis, "loss", "its own unit"),
-        page_figures.curve(steps, axis, "step time", "seconds"),
+        page_figures.curve(*content.loss, axis, "loss", "its own unit"),
+        page_figures.curve(*content.steps, axis, "step time", "seconds"),
     )

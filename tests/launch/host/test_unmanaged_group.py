@@ -10,8 +10,8 @@ from tests.launch.protocol_workers import Theatre, actor, events_of, theatre, wo
 
 from outlast import events
 from outlast.launch.host.unmanaged_group import root_cause
-from outlast.telemetry.event_store import read_events
-from outlast.telemetry.incidents import incidents
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.run_summary import summarise
 
 __all__ = ["theatre"]  # the fixture
@@ -63,7 +63,7 @@ def test_restarts_are_limited(theatre: Theatre) -> None:
     code, _, err = theatre.go(theatre.stage.script("sys.exit(5)"), "--max-restarts", "1")
     assert code == 1 and "exit code 5" in err
     assert len(list((theatre.run_dir / "logs/0").iterdir())) == 2
-    first, second = incidents(read_events(theatre.run_dir))
+    first, second = incidents(read_history(theatre.run_dir))
     assert (first.rung, first.state, first.step) == ("relaunch", "recovered", -1)
     assert (second.rung, second.state, second.is_managed) == ("stop", "stopped", False)
     summary = summarise(theatre.run_dir)
@@ -78,7 +78,7 @@ def test_no_restart_is_spent_on_what_would_fail_again(theatre: Theatre, text: st
     code, _, err = theatre.go(script, "--max-restarts", "3")
     assert code == 1 and "3 restart(s) left unused" in err
     assert len(list((theatre.run_dir / "logs/0").iterdir())) == 1
-    (found,) = incidents(read_events(theatre.run_dir))
+    (found,) = incidents(read_history(theatre.run_dir))
     assert found.rung == "stop" and "3 restart(s) left unused" in found.reason
 
 
@@ -105,7 +105,7 @@ def test_exit_codes_name_classes_that_policies_answer(
     script = theatre.stage.script(f"sys.exit({code})")
     assert theatre.go(script, "--max-restarts", "1", *named, *saves)[0] == 1
     assert len(list((theatre.run_dir / "logs/0").iterdir())) == started
-    found = incidents(read_events(theatre.run_dir))[-1]
+    found = incidents(read_history(theatre.run_dir))[-1]
     assert ("does not recover from the class" in found.reason) == (started == 1)
 
 
@@ -135,7 +135,7 @@ raise KeyError("moedl")
     code, _, err = theatre.go(theatre.stage.script(text), "--nproc-per-node", "2")
     framed = err.split("-" * 72)[1]
     assert code == 1 and "KeyError" in framed and "rank 1" in framed
-    (found,) = incidents(read_events(theatre.run_dir))
+    (found,) = incidents(read_history(theatre.run_dir))
     assert len(found.faults) == 2
 
 
@@ -147,7 +147,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     flags = ("--limit", "hang_floor_s=0.2", "--limit", "hang_ceiling_s=3", "--max-restarts", "1")
     code, out, err = theatre.go(theatre.stage.script(text), "--nproc-per-node", "2", *flags)
     assert code == 0 and "py-spy dump" in out + err
-    (found,) = incidents(read_events(theatre.run_dir))
+    (found,) = incidents(read_history(theatre.run_dir))
     assert (found.cause.kind, found.cause.seat, found.rung) == ("hung", -1, "relaunch")
 
 
@@ -163,7 +163,7 @@ def test_a_group_that_stands_still_is_left_alone_without_restarts(theatre: Theat
     theatre.stage.eventually(is_reported, "the standstill is reported")
     (theatre.stage.root / "go").write_text("")
     code, _, _ = theatre.end(launcher)
-    assert code == 0 and not incidents(read_events(theatre.run_dir))
+    assert code == 0 and not incidents(read_history(theatre.run_dir))
 
 
 def test_root_cause_prefers_what_is_no_echo() -> None:

@@ -17,8 +17,9 @@ from outlast.errors import RunDirError, UsageError
 from outlast.plan.simulate.narrator import NODES_MAX, NarratedRun, narrate
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob
 from outlast.telemetry.event_store import read_events
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.incident_explanation import explain
-from outlast.telemetry.incidents import incidents
 from outlast.telemetry.run_summary import summarise
 
 NODES = 8
@@ -123,7 +124,7 @@ def test_a_written_story_adds_up_like_a_run(told: tuple[NarratedRun, Path]) -> N
 
 
 def test_a_written_story_is_explained(told: tuple[NarratedRun, Path]) -> None:
-    found = incidents(read_events(told[1]))
+    found = incidents(read_history(told[1]))
     assert {one.state for one in found} == {"recovered"}
     assert {one.rung for one in found} == set(told[0].rungs)
     noticed = {round(one.phases_ms["notice"] / 1e3, 3) for one in found}

@@ -37,10 +37,11 @@ from outlast.log_records import (
     Record,
     Symptom,
 )
-from outlast.telemetry.event_store import life_of, read_events
+from outlast.telemetry.event_store import life_of
+from outlast.telemetry.history.launcher_terms import LauncherTerm, split_terms
+from outlast.telemetry.history.run_history import RunHistory, read_history
 from outlast.telemetry.run_costs import is_host_lost, run_costs
 from outlast.telemetry.segment_files import SegmentDamage
-from outlast.telemetry.time_accounting import LauncherTerm, split_terms
 
 CHECK = "outlast run"
 _STATES: dict[str, JobState] = {
@@ -77,21 +78,21 @@ def _parts(run_dir: Path, cluster: str, totals: ReadTotals) -> Iterator[RecordBa
         rejects.append(make_reject(str(run_dir), 0, "damaged bytes among the events", str(damage)))
 
     try:
-        events = read_events(run_dir, damaged)
-        running = life_of(run_dir, events) == "running"
-        terms = split_terms(events, running=running)
+        history = read_history(run_dir, damaged)
+        running = life_of(run_dir, history.events) == "running"
+        terms = split_terms(history, running=running)
     except RunDirError as error:
         raise SourceError(str(error)) from error
-    totals.rows += len(events)
-    if not running and terms[-1].ended is None and life_of(run_dir, events) == "unknown":
+    totals.rows += history.count
+    if not running and terms[-1].ended is None and life_of(run_dir, history.events) == "unknown":
         totals.notes.append("it is unknown here whether the run continues; it counts as ended")
     records: list[Record] = []
     for number, term in enumerate(terms):
         going_on = running and number == len(terms) - 1
         findings = _findings(term, cluster)
         records += [_job(term, number, cluster, going_on), *findings]
-    totals.skipped["events of no failure"] += len(events) - len(records)
-    derived = [*_interruptions(events, terms, cluster), *_costs(events, terms, cluster)]
+    totals.skipped["events of no failure"] += history.count - len(records)
+    derived = [*_interruptions(history, terms, cluster), *_costs(history, terms, cluster)]
     totals.more += len(derived)
     records += derived
     of = {kind: [record for record in records if type(record) is kind] for kind in NAMES}
@@ -132,10 +133,10 @@ def _job(term: LauncherTerm, number: int, cluster: str, going_on: bool) -> JobEn
 
 
 def _interruptions(
-    events: Sequence[AnyEvent], terms: Sequence[LauncherTerm], cluster: str
+    history: RunHistory, terms: Sequence[LauncherTerm], cluster: str
 ) -> Iterator[Interruption]:
     """Yield the incidents that the run survived."""
-    for incident in run_costs(events).survived:
+    for incident in run_costs(history).survived:
         attempt = _attempt(terms, incident.t_ns)
         hosts_of = _hosts(terms[attempt].events)
         cause = incident.cause
@@ -153,11 +154,9 @@ def _interruptions(
         )
 
 
-def _costs(
-    events: Sequence[AnyEvent], terms: Sequence[LauncherTerm], cluster: str
-) -> Iterator[Cost]:
+def _costs(history: RunHistory, terms: Sequence[LauncherTerm], cluster: str) -> Iterator[Cost]:
     """Yield the run's measured durations, dated by its start; steps by their mean alone."""
-    for what, seconds in run_costs(events).seconds.items():
+    for what, seconds in run_costs(history).seconds.items():
         groups = [seconds] if what == "step" and seconds else [[length_s] for length_s in seconds]
         for group in groups:
             mean_s = sum(group) / len(group)

@@ -47,8 +47,9 @@ from outlast.launch.run_journal import ORIGIN, bars_of, read_journal
 from outlast.launch.terms.run_identity import RunningJob, checkpoints_of
 from outlast.launch.torchrun_arguments import read_plan
 from outlast.telemetry.event_store import read_events
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.incident_explanation import explain, finding_lines
-from outlast.telemetry.incidents import incidents
 from outlast.telemetry.run_summary import summarise
 from outlast.telemetry.segment_files import SegmentDamage, SegmentWriter
 
@@ -228,7 +229,7 @@ def _add_json(name: str, value: Any, content: _Content) -> None:
 
 
 def _add_texts(run_dir: Path, events: list[AnyEvent], content: _Content) -> None:
-    found = incidents(events)
+    found = incidents(RunHistory.of(events))
     text = io.StringIO()
     explain(found, Console(file=text, width=100, no_color=True), "unknown")
     text.writelines(f"{line}\n" for line in finding_lines(found, events))

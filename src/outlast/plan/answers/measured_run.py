@@ -27,11 +27,12 @@ from outlast.plan.simulate.replications import (
     run_ensemble,
 )
 from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
-from outlast.telemetry.event_store import life_of, read_events
+from outlast.telemetry.event_store import life_of
+from outlast.telemetry.history.run_history import RunHistory, read_history
 from outlast.telemetry.run_costs import run_costs
-from outlast.telemetry.run_summary import RunSummary, summarise_events
+from outlast.telemetry.run_summary import RunSummary, summarise_history
 from outlast.telemetry.segment_files import SegmentDamage
-from outlast.telemetry.time_accounting import Bucket, TimeAccount, account
+from outlast.telemetry.time_accounting import CODES, Bucket, TimeAccount, account
 from outlast.theory import failures, numerics, strategies
 
 Verdict = Literal["within", "more", "less"]
@@ -113,10 +114,10 @@ def read_measured_run(run_dir: Path) -> MeasuredRun:
     """Read a run; it may be done, alive or dead. Raises RunDirError when `run_dir` holds none, and
     CorruptionError when its times do not add up."""
     damages: list[SegmentDamage] = []
-    events = read_events(run_dir, damages.append)
-    life = life_of(run_dir, events)
-    summary = summarise_events(events, run_dir, damages, life=life)
-    times = account(events, running=life == "running")
+    history = read_history(run_dir, damages.append)
+    life = life_of(run_dir, history.events)
+    times = account(history, running=life == "running")
+    summary = summarise_history(history, run_dir, damages, life=life, times=times)
     if not times.wall_ns:
         raise RunDirError(f"{run_dir}: no time has passed in this run; nothing can be compared")
     outside_s = _outside_s(times)
@@ -141,7 +142,7 @@ def read_measured_run(run_dir: Path) -> MeasuredRun:
         work_s=work_s,
         spent_s=spent_s,
         course=_course(times) if spent_s else [],
-        fields=_fields(events, summary, work_s) if work_s else {},
+        fields=_fields(history, summary, work_s) if work_s else {},
     )
 
 
@@ -180,11 +181,11 @@ def compare_run(scenario: Scenario, of: MeasuredRun, *, seed: int = 0) -> RunCom
     )
 
 
-def _fields(events: Sequence[AnyEvent], summary: RunSummary, work_s: float) -> dict[str, str]:
+def _fields(history: RunHistory, summary: RunSummary, work_s: float) -> dict[str, str]:
     """Return the scenario fields that the run measured, by key."""
-    costs = run_costs(events)
+    costs = run_costs(history)
     mean_s = {name: cost.mean_s for name, cost in costs.measured().items()}
-    interval_s = _interval_s(events, work_s / max(1, summary.steps or 0)) or work_s
+    interval_s = _interval_s(history.events, work_s / max(1, summary.steps or 0)) or work_s
     mean_s["flush"] = min(mean_s.get("flush", 0.0), interval_s)
     mean_s.setdefault("cost", 0.0)
     fields = {name: f"{value:.6f}s" for name, value in mean_s.items() if value or name != "step"}
@@ -202,10 +203,12 @@ def _interval_s(events: Sequence[AnyEvent], step_s: float) -> float:
 
 def _outside_s(times: TimeAccount) -> float:
     """Return the seconds of the first start and the last stop of every seat."""
-    lanes = [lane.spans for lane in times.lanes if lane.spans]
-    edges = [spans[0] for spans in lanes if spans[0].bucket == "start"]
-    edges += [spans[-1] for spans in lanes if spans[-1].bucket == "stop"]
-    return sum(edge.end_ns - edge.begin_ns for edge in edges) / 1e9
+    lanes = [lane.claims for lane in times.lanes if len(lane.claims.begin)]
+    edges = [claims.chosen(slice(1)) for claims in lanes if claims.code[0] == CODES["start"]]
+    edges += [
+        claims.chosen(slice(-1, None)) for claims in lanes if claims.code[-1] == CODES["stop"]
+    ]
+    return sum(int(edge.end[0] - edge.begin[0]) for edge in edges) / 1e9
 
 
 def _course(times: TimeAccount) -> list[tuple[float, float]]:

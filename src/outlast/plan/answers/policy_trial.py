@@ -29,7 +29,9 @@ from outlast.plan.model.scenario import Scenario
 from outlast.plan.simulate.narrator import narrate
 from outlast.plan.simulate.scheduled_failures import FailureSchedule, ScheduledFailure
 from outlast.plan.simulate.simulated_job import LIVE, MEMORY, STORAGE, SimulatedJob, job_of
-from outlast.telemetry.incidents import Incident, incidents
+from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.run_costs import is_failure
 from outlast.theory.failures import HOUR_S
 
@@ -243,7 +245,7 @@ def measure(events: Sequence[AnyEvent]) -> MeasuredJob:
     rank = min(event.seat for event in steps)
     copied = sorted({event.step for event in saves if event.seat == rank})
     saved = sorted({event.step for event in events if isinstance(event, CheckpointSaved)})
-    found = incidents(events)
+    found = incidents(RunHistory.of(events))
     rungs_s: dict[str, list[float]] = {}
     for one in found:
         if one.state == "recovered" and not one.is_request:
