@@ -190,10 +190,6 @@ class Moved(DataLoader[int]):
             "only a rank itself can read its batches (of a Moved)",
         ),
         (
-            lambda rank: DataLoader(Numbers(9, 2, rank), num_workers=1, persistent_workers=True),
-            "its persistent loader processes keep the epoch",
-        ),
-        (
             lambda rank: DataLoader(
                 Items(20),
                 batch_sampler=SharedBatches(

@@ -27,6 +27,8 @@ RENAMING = {
     "fleet/lake_writer.py",
     # Not durable: all ranks write at once while the agent waits; a file lost is asked for again.
     "worker/flight_recorder_dump.py",
+    # Another library fills the draft; a file of a cache that is lost is fetched again.
+    "integrations/mosaic_splits.py",
     # Files of the script, moved aside and back; nothing is written.
     "worker/script/start_files.py",
 }

@@ -28,11 +28,12 @@ ROOMS = {
     "plan": 5,
     "launch": 5,
     "worker": 5,
+    "integrations": 6,
     "testing": 6,
     "web": 5,
 }
 FLOORS = {**BASE, **ROOMS, "cli": 6, "torch_plugin": 6, "__main__": 7}
-TORCH_ROOMS = {"worker", "data", "checkpoint", "job_signals", "random_state"}
+TORCH_ROOMS = {"worker", "data", "checkpoint", "integrations", "job_signals", "random_state"}
 TORCH_FILES = {
     "src/outlast/launch/torchrun_arguments.py",  # torchrun's own command line
     "src/outlast/torch_plugin.py",  # torch calls it

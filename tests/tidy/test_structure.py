@@ -50,8 +50,9 @@ from pathlib import Path
 # Replays on other ranks: 8 with tests, 1,550.
 # Numbers that scripts handle themselves: 3, 420.
 # Histories in columns: 11 with tests and a benchmark, 1,700.
+# Streams of Mosaic, Hugging Face and WebDataset: 6, 720.
 CEILINGS = {
-    "modules": 612,
+    "modules": 618,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,

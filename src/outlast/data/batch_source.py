@@ -6,10 +6,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import xxhash
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from outlast.data.counted_source import Codec, CountedSource, set_epoch
 from outlast.data.epoch_order import IteratorReplay
+from outlast.data.foreign_streams import refuse_stream
 from outlast.data.loader_state import LoaderState
 from outlast.data.mapped_source import MappedSource
 from outlast.data.split_dataset import SplitDataset
@@ -20,7 +22,7 @@ from outlast.data.stateful_source import (
     is_stream_frame,
     is_torchdata,
 )
-from outlast.errors import UsageError
+from outlast.errors import CodecError, UsageError
 
 
 class ReplayedSource(CountedSource):
@@ -33,8 +35,9 @@ class ReplayedSource(CountedSource):
 
     kind = "iterable"
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, codec: Codec) -> None:
         super().__init__()
+        self._codec = codec
         name = type(loader).__name__
         self._once = isinstance(loader, Iterator)
         self._touched = False
@@ -95,8 +98,18 @@ class ReplayedSource(CountedSource):
             raise StopIteration
         with self._trail.drawing():
             batch = next(self._batches)
-        self._history[-1]["done"] += 1
+        entry = self._history[-1]
+        if not entry["done"]:
+            entry["first"] = self._digest(batch)
+        entry["done"] += 1
         return batch
+
+    def _digest(self, batch: Any) -> str:
+        """Return the digest of a batch; of one that cannot be encoded, that of its type."""
+        try:
+            return xxhash.xxh3_64_hexdigest(self._codec.encode(batch))
+        except CodecError:
+            return type(batch).__name__
 
     def _mark(self) -> dict[str, Any]:
         needed = self._history[-1:] if self._is_by_epoch else self._history
@@ -133,11 +146,20 @@ class ReplayedSource(CountedSource):
             nonlocal read
             if self._batches is None:
                 self._open()
-            elif next(self._batches, self) is self and read < entry["done"]:
+                read += 1
+                return
+            batch = next(self._batches, self)
+            if batch is self and read < entry["done"]:
                 raise UsageError(
                     f"the loader gives {read} batches in epoch {entry['epoch']} where the"
                     f" run had taken {entry['done']}: continue with the same data, or start a"
                     " new run directory"
+                )
+            if read == 0 and "first" in entry and self._digest(batch) != entry["first"]:
+                raise UsageError(
+                    f"the loader begins epoch {entry['epoch']} with another batch when it is read"
+                    " again: its data differ, or it shuffles by a generator without a seed; give"
+                    " the shuffle a seed"
                 )
             read += 1
 
@@ -280,6 +302,7 @@ def open_source(loader: Any, codec: Codec) -> BatchSource:
     """
     if loader is None:
         return IndexSource()
+    refuse_stream(loader)
     if isinstance(loader, DataLoader) and _is_mapped(loader):
         return MappedSource(loader, codec)
     if has_state_dict(loader) and not (is_torchdata(loader) and is_stream_frame(loader.dataset)):
@@ -287,7 +310,7 @@ def open_source(loader: Any, codec: Codec) -> BatchSource:
     if isinstance(loader, Sequence):
         return SequenceSource(loader)
     if isinstance(loader, Iterable):
-        return ReplayedSource(loader)
+        return ReplayedSource(loader, codec)
     if hasattr(loader, "__getitem__") and hasattr(loader, "__len__"):
         return SequenceSource(loader)
     raise UsageError(

@@ -56,8 +56,6 @@ def _why_not_split(loader: Any) -> str:
     kind = type(loader.dataset)
     if kind.__iter__ is not SplitDataset.__iter__:
         return f"{kind.__name__} reads in an __iter__ of its own, and not by SplitDataset's"
-    if loader.persistent_workers and loader.num_workers:
-        return "its persistent loader processes keep the epoch in which they were started"
     return ""
 
 

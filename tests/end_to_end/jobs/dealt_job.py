@@ -16,11 +16,13 @@ import outlast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from tests.data.dealt_kinds import DEALT
+from tests.integrations.stream_kinds import make_loader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path, nargs="?")
 parser.add_argument("--out", type=Path)
 parser.add_argument("--kind", default="DataLoader")
+parser.add_argument("--data", type=Path, help="of a kind of tests/integrations/stream_kinds.py")
 parser.add_argument("--samples", type=int, default=90)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=3)
@@ -35,9 +37,12 @@ session = outlast.init()
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(6, 3))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-loader = DEALT[args.kind](
-    args.samples, session.world_size, session.rank, 3, num_workers=args.workers
-)
+if args.data:
+    loader = make_loader(args.kind, args.data, args.workers)
+else:
+    loader = DEALT[args.kind](
+        args.samples, session.world_size, session.rank, 3, num_workers=args.workers
+    )
 session.protect(model=model, optimizer=optimizer, loader=loader)
 
 
