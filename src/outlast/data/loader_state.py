@@ -47,7 +47,11 @@ _LEAVES = (
     torch.nn.Module,
     torch.optim.Optimizer,
 )
-_UNSETTABLE = ("torch.", "torchdata.", "outlast.", "threading", "multiprocessing.", "logging")
+# Parts of a stream of Hugging Face begin anew with each iteration; until then they have no state.
+_UNSETTABLE = (
+    *("torch.", "torchdata.", "outlast.", "datasets."),
+    *("threading", "multiprocessing.", "logging"),
+)
 _ABSENT = ("absent",)
 
 
