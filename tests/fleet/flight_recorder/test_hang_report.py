@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.fleet.flight_recorder.recorded_jobs import Job, dump, entry, played, read
 
@@ -41,6 +41,11 @@ def test_the_absent_rank_is_named(case: tuple[Job, int, int], gloo: bool) -> Non
 
 
 @given(jobs(), st.booleans(), st.booleans(), st.integers(1, 8), st.sets(st.integers(0, 4)))
+@example(
+    (Job(3, ((0, 1, 2), (1, 2), (0, 1)), (0, 0, 0, 1, 2, 1)), 0, 3),
+    *(True, True, 2),
+    set(),
+).via("a circle whose records have been overwritten")
 @settings(max_examples=80)
 def test_no_innocent_rank_is_blamed_with_certainty(
     case: tuple[Job, int, int], gloo: bool, told: bool, kept: int, lost: set[int]

@@ -30,7 +30,7 @@ from outlast.fleet.flight_recorder.recorder_dumps import (
     RecorderEntry,
     UnusedDump,
 )
-from outlast.fleet.flight_recorder.stalled_operations import Stall
+from outlast.fleet.flight_recorder.stalled_operations import Confidence, Stall
 
 
 class OrderedStalls(NamedTuple):
@@ -83,7 +83,7 @@ def _reachable(start: int, waits: dict[int, set[int]]) -> set[int]:
     return reached
 
 
-SURE = {
+SURE: dict[Confidence, str] = {
     "sure": "the dumps allow no other conclusion",
     "likely": "likely: the dumps are incomplete",
     "unsure": "uncertain: the dumps are not conclusive",
@@ -112,9 +112,15 @@ def describe_verdict(
         sentences.append(last)
     if near:
         sentences.append(describe_health(near[0]))
-    elif root.confidence != "sure":
-        sentences.append(sentence(SURE[root.confidence]))
+    elif (confidence := _confidence(found, circle=circle)) != "sure":
+        sentences.append(sentence(SURE[confidence]))
     return " ".join(sentences)
+
+
+def _confidence(found: Sequence[Stall], *, circle: bool) -> Confidence:
+    """Return the confidence in the root. A circle is as sure as its least sure stall: whether the
+    root's ranks are to blame, or wait for another one, depends on each of them."""
+    return max((one.confidence for one in found[: None if circle else 1]), key=[*SURE].index)
 
 
 def describe_health(near: RankFinding) -> str:
@@ -208,7 +214,7 @@ def analyse_dumps(
         verdict=describe_verdict(
             at.found, circle=at.circle, last=_describe_last(root, last), near=near
         ),
-        confidence=root.confidence if root else "",
+        confidence=_confidence(at.found, circle=at.circle) if root else "",
         circle=at.circle,
         ranks=ranks,
         hosts={rank: where[rank] for rank in sorted({*dumps, *ranks}) if rank in where},
