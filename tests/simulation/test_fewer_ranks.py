@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from outlast.controller import node_placement
+from outlast.controller import membership, node_placement
 from outlast.controller.recovery import partner_slots, reconfiguration, shrinking
 from outlast.controller.replica_placement import partner_sets
 from outlast.controller.state_parts import Progress
@@ -48,6 +48,11 @@ def test_a_takeover_waits_for_a_node_that_joined_later() -> None:
 def test_a_spare_whose_seat_is_overtaken_after_a_takeover_holds_no_state() -> None:
     """The earlier term had decided its seat, and had not passed it on."""
     assert play(512_515).outcome == "done"
+
+
+def test_a_flip_that_all_ranks_share_condemns_no_copy() -> None:
+    """The flipped rank was the only source of the other one's state."""
+    assert play(640_609).outcome == "done"
 
 
 @pytest.mark.parametrize("seed", [305_069, 354_875, 365_936])
@@ -105,6 +110,12 @@ def _with_everybody(place):
     return AT({**place, "present": list(range(place["world"]))})
 
 
+def _trust(turn, agent, name, *, is_spare):
+    MEET(turn, agent, name, is_spare=is_spare)
+    turn.change(name, whole=turn.state.members.workers[name].seat >= 0)
+
+
+MEET = membership._meet
 CONNECT, AT = reconfiguration.connect_frame, BatchDeal.at
 LOOK, RESTORE = BatchDeal._look, Progress.restore
 LEAVING = shrinking.leaving_units
@@ -124,11 +135,15 @@ BREAKAGES = {
     "a term forgets who is absent": (Progress, "restore", _forgetful),
     "a hand has batches of absent ranks": (BatchDeal, "change", lambda deal, step, present: None),
     "what ranks leave is dropped": (BatchDeal, "_look", _without_owed),
+    "a spare that was not seated is whole": (membership, "_meet", _trust),
     "a full host waits": (node_placement, "rooms", lambda state: 100),
 }
 
 
-RARE = {"old slots are kept": 200}  # what the first seeds do not reach
+RARE = {  # what the first seeds do not reach
+    "old slots are kept": 200,
+    "a spare that was not seated is whole": 512_500,
+}
 
 
 @pytest.mark.parametrize("name", BREAKAGES)

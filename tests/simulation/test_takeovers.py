@@ -114,10 +114,6 @@ def _decide_at_once(turn: Any) -> None:
     run_start.decide_without(turn)
 
 
-def _adopt(meet: Any) -> Any:
-    return lambda turn, agent, name, *, is_spare: meet(turn, agent, name, is_spare=True)
-
-
 def _is_there(state: Any) -> bool:
     members = state.members
     return all(name in members.workers for name in members.seats) and state.term.end is None
@@ -125,7 +121,6 @@ def _is_there(state: Any) -> bool:
 
 FIRST = {  # seeds shortly before those that find a rare breakage
     "renewals never wait": 1_730,
-    "every stranger is a spare": 1_855,
     "who was struck off succeeds": 285,
     "successors without a lease do not count": 565,
     "workers of a host that is lost, or comes back, are not": 300,
@@ -136,7 +131,6 @@ BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "a new term waits for nobody": (run_start, "decide_when_agents_reported", _decide_at_once),
     "a takeover adopts what was never open": (run_start, "_is_unharmed", _is_there),
     "a takeover closes what is unharmed": (run_start, "_is_unharmed", _never),
-    "every stranger is a spare": (membership, "_meet", _adopt(membership._meet)),
     "a lease has no end": (SimAgent, "has_lease", _always),
     "a woken worker applies": (SimAgent, "may_apply", _always),
     "lower terms are obeyed": (SimAgent, "refuses", _never),

@@ -336,8 +336,10 @@ class AuditedProcess(SimProcess):
     def stage(self) -> messages.Checkpointed:
         """Return a memory copy of all ranks' state after this phase, right or wrong."""
         alive = [w for agent in self.cluster.agents.values() for w in agent.workers.values()]
-        models = {worker.model for worker in alive if worker.alive} & self.ledger.wrong.keys()
-        flips = (self.ledger.wrong[model] for model in models)
+        models = [each.model for each in alive if each.alive and each.opened == self.opened]
+        found = {self.ledger.wrong.get(model) for model in models}
+        # A flip that all ranks share cannot be found: no comparison shows it.
+        flips = [flip for flip in found if flip is not None] if len(found) > 1 else []
         return self.cluster.shelf.stage(self.n, f"g{self.opened}", flips, self.data_place())
 
     def data_place(self) -> tuple[int, bytes]:
