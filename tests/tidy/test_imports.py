@@ -30,9 +30,9 @@ ROOMS = {
     "worker": 5,
     "integrations": 6,
     "testing": 6,
-    "web": 5,
+    "web": 6,
 }
-FLOORS = {**BASE, **ROOMS, "cli": 6, "torch_plugin": 6, "__main__": 7}
+FLOORS = {**BASE, **ROOMS, "cli": 7, "torch_plugin": 6, "__main__": 8}
 TORCH_ROOMS = {"worker", "data", "checkpoint", "integrations", "job_signals", "random_state"}
 TORCH_FILES = {
     "src/outlast/launch/torchrun_arguments.py",  # torchrun's own command line

@@ -70,3 +70,37 @@ def test_the_exported_page(browser: Browser, tmp_path: Path, width: int, scheme:
     assert lane.evaluate("path => getComputedStyle(path).fill") != "rgb(0, 0, 0)"
     page.locator("svg a").first.click()
     assert page.locator("#incident-1").get_attribute("open") is not None
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
+def test_the_planner_follows_its_sliders(
+    browser: Browser, tmp_path: Path, width: int, scheme: str
+) -> None:
+    run = SyntheticRun(tmp_path / "gpt", world=2).start().steps(2)
+    with serving(run.run_dir) as link:
+        page = opened(browser, f"{link}plan?cost=30s", width, scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        before = page.locator("#answer-goodput b").inner_text()
+        slider = page.get_by_label("GPUs, slider")
+        slider.press("End")
+        expect(page.locator("#answer-goodput b")).not_to_have_text(before)
+        largest = page.get_by_label("GPUs", exact=True).input_value()
+        assert int(largest) > 1_000_000 and f"gpus={largest}" in page.url
+        assert "cost=30s" in page.url and "outlast plan compare" in page.content()
+        answered = page.locator("#answer").inner_text()
+        page.reload()
+        expect(page.locator("#answer")).to_have_text(answered, use_inner_text=True)
+        page.get_by_label("Work", exact=True).fill("forever")
+        expect(page.get_by_role("alert")).to_contain_text("work forever")
+
+
+def test_the_planner_without_a_script(browser: Browser, tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path / "gpt", world=2).start().steps(2)
+    with serving(run.run_dir) as link:
+        page = browser.new_context(java_script_enabled=False).new_page()
+        page.goto(f"{link}plan")
+        expect(page.locator("input[type=range]").first).to_be_hidden()
+        page.get_by_label("GPUs", exact=True).fill("4096")
+        page.get_by_role("button").click()
+        assert "gpus=4096" in page.url
+        expect(page.locator("#answer-goodput b")).to_be_visible()

@@ -20,8 +20,9 @@ from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.run_summary import summarise
 from outlast.web import page_figures
 from outlast.web.page_figures import TimeAxis
+from outlast.web.page_templates import content_policy
 from outlast.web.run_content import RunContent, content
-from outlast.web.run_page import PARTS, content_policy, render_page, render_parts
+from outlast.web.run_page import PARTS, render_page, render_parts
 
 HOSTILE = '<script>alert("x")</script>\x1b[31m&amp;'
 

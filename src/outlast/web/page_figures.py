@@ -187,6 +187,7 @@ class WaterfallRow(NamedTuple):
     width: float
     seconds: float  # of one rank, on average
     what: str
+    look: str  # class of its colour
 
 
 _MEANINGS: dict[Bucket, str] = {
@@ -215,10 +216,10 @@ def waterfall(times: TimeAccount) -> list[WaterfallRow]:
         width = times.totals_ns[bucket] / max(1, times.capacity_ns)
         at -= width
         seconds = times.totals_ns[bucket] / ranks / 1e9
-        rows.append(WaterfallRow(bucket, at, width, seconds, _MEANINGS[bucket]))
+        rows.append(WaterfallRow(bucket, at, width, seconds, _MEANINGS[bucket], bucket))
     share = times.goodput
     seconds = times.totals_ns["step"] / ranks / 1e9
-    return [*rows, WaterfallRow("step", 0.0, share, seconds, _MEANINGS["step"])]
+    return [*rows, WaterfallRow("step", 0.0, share, seconds, _MEANINGS["step"], "step")]
 
 
 def bar(row: WaterfallRow) -> str:
@@ -226,7 +227,7 @@ def bar(row: WaterfallRow) -> str:
     return (
         '<svg class="bar" role="img">'
         f"<title>{row.name}: {percentage(row.width)}</title>"
-        f'<rect class="lane {row.name}" x="{100 * row.begin:.3f}%" width="{100 * row.width:.3f}%"'
+        f'<rect class="lane {row.look}" x="{100 * row.begin:.3f}%" width="{100 * row.width:.3f}%"'
         ' height="100%"/></svg>'
     )
 

@@ -26,14 +26,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outlast.errors import CorruptionError, OutlastError, RunDirError
 from outlast.telemetry.event_store import DIRECTORY
+from outlast.web.page_templates import content_policy
+from outlast.web.planner_pages import planner_routes
 from outlast.web.run_content import REFRESH_S, RunContent, RunReading
-from outlast.web.run_page import (
-    content_policy,
-    render_index,
-    render_page,
-    render_parts,
-    status,
-)
+from outlast.web.run_page import render_index, render_page, render_parts, status
 
 T = TypeVar("T")
 COOKIE = "outlast_view"
@@ -84,6 +80,7 @@ class PageServer:
             Route("/runs/{name}", self.page),
             Route("/runs/{name}/stream", self.stream),
             Route("/runs/{name}/logs/{rank:int}", self.log),
+            *planner_routes(),
         ]
         middleware = [
             Middleware(SecurityHeaders),  # the outermost one: refusals have them as well

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from outlast import __version__
 from outlast.telemetry.run_board import headline
@@ -17,6 +11,7 @@ from outlast.telemetry.time_accounting import BUCKETS
 from outlast.text_formatting import duration, percentage, size, warning
 from outlast.web import page_figures
 from outlast.web.page_figures import IncidentMark, TimeAxis
+from outlast.web.page_templates import asset, content_policy, environment
 from outlast.web.run_content import RunContent, RunOverview
 
 PARTS = (
@@ -44,7 +39,8 @@ def axis_of(content: RunContent) -> TimeAxis:
 
 def render_parts(content: RunContent, logs: str = "") -> dict[str, str]:
     """Return the parts of the page by name. `logs`: where the server has the logs of ranks."""
-    module = _environment().get_template("run_parts.html.j2").make_module({"logs": logs})
+    template = environment().get_template("run_parts.html.j2", globals=_globals())
+    module = template.make_module({"logs": logs})
     return {part: str(getattr(module, part)(content)) for part in PARTS}
 
 
@@ -59,7 +55,7 @@ def render_page(
 ) -> str:
     """Return the page. `stream`: where the server sends changes; "": the page stays as it is."""
     return (
-        _environment()
+        environment()
         .get_template("run_page.html.j2")
         .render(
             parts=render_parts(content, logs),
@@ -79,42 +75,10 @@ def render_page(
 def render_index(overviews: Mapping[str, RunOverview | str], path: str) -> str:
     """Return the index of runs. A text in place of an overview: why there is none."""
     return (
-        _environment()
-        .get_template("runs_index.html.j2")
+        environment()
+        .get_template("runs_index.html.j2", globals=_globals())
         .render(overviews=overviews, path=path, style=asset("page.css"), policy=content_policy())
     )
-
-
-@cache
-def asset(name: str) -> str:
-    """Return a file of this package."""
-    return files("outlast.web").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def content_policy() -> str:
-    """Return the Content-Security-Policy: own style sheet, own script, own server."""
-    return (
-        f"default-src 'none'; style-src {_hash('page.css')}; script-src {_hash('page.js')};"
-        " connect-src 'self'; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(name: str) -> str:
-    digest = hashlib.sha256(asset(name).encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("outlast.web", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.globals.update(_globals())
-    return environment
 
 
 def _globals() -> dict[str, Callable[..., Any]]:

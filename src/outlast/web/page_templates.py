@@ -1,0 +1,45 @@
+"""Templates and assets of all pages, and their Content-Security-Policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+_STYLES = ("page.css", "planner.css")
+_SCRIPTS = ("page.js", "planner.js")
+
+
+@cache
+def asset(name: str) -> str:
+    """Return a file of this package."""
+    return files("outlast.web").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def content_policy() -> str:
+    """Return the Content-Security-Policy: own style sheets, own scripts, own server."""
+    styles, scripts = (" ".join(map(_hash, names)) for names in (_STYLES, _SCRIPTS))
+    return (
+        f"default-src 'none'; style-src {styles}; script-src {scripts};"
+        " connect-src 'self'; base-uri 'none'; form-action 'self'"
+    )
+
+
+def _hash(name: str) -> str:
+    digest = hashlib.sha256(asset(name).encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of the templates, which escapes every value."""
+    return Environment(
+        loader=PackageLoader("outlast.web", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )

@@ -1,0 +1,110 @@
+"""The planner's page: its answers are those of `outlast plan`, and bad queries are refused."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+
+from outlast.plan.model.answer_values import format_quantity
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
+from outlast.plan.model.scenario import scenario_of
+from outlast.plan.model.strategy_prediction import predict
+from outlast.web.planner_answer import planner_answer
+from outlast.web.planner_pages import answer_response, planner_response
+from outlast.web.planner_query import given_texts, parse_query
+
+Pairs = list[tuple[str, str]]
+
+
+def page(*pairs: tuple[str, str]) -> tuple[int, str]:
+    response = planner_response(list(pairs))
+    return response.status_code, unescape(bytes(response.body).decode())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_figures_are_those_of_the_closed_forms(strategy: Strategy) -> None:
+    texts = {"gpus": "4096", "failures": "20kh", "cost": "30s", "spares": "4", "restart": "20min"}
+    predicted = predict(scenario_of(texts), strategy)
+    found = planner_answer(parse_query({**texts, "strategy": strategy}))
+    figures = {one.key: one.figure for one in found.answers}
+    assert figures["goodput"] == format_quantity(predicted.outcome.goodput, "share")
+    assert figures["finish"] == f"after {format_quantity(predicted.wall_s, 's')}"
+    assert figures["dollars"] == format_quantity(predicted.usd, "USD")
+    assert figures["interval"] == format_quantity(predicted.interval_s, "s")
+    assert [line.predicted for line in found.lines if line.strategy == strategy] == [predicted]
+    assert sum(row.width for row in found.shares) == pytest.approx(1.0)
+
+
+def test_a_band_holds_intervals_and_spares() -> None:
+    exact = planner_answer(parse_query({"failures": "50kh"}))
+    assert exact.answers[0].lines[0] == "the failure rate is taken as exact"
+    counted = planner_answer(parse_query({"failures": "50kh", "failures-seen": "40"}))
+    low, high = re.findall(r"([0-9.]+) %", counted.answers[0].lines[0])[:2]
+    assert float(low) < float(counted.answers[0].figure.split()[0]) < float(high)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([("gpus", "nan")], "gpus nan' needs a whole number"),
+        ([("cost", "1e309")], "cost 1e309' needs a number and one of ms"),
+        ([("gpus", "-5")], "gpus -5' needs a whole number"),
+        ([("gpus", "999999999999999")], "out of range"),
+        ([("work", "999999y")], "longer than 1000y"),
+        ([("gpus", "9" * 10_000)], "gpus has 10,000 characters"),
+        ([("x" * 10_000, "1")], "is unknown; known are age"),
+        ([("strategy", "luck")], "strategy luck is unknown; known are checkpoint-restart"),
+        ([("over", "luck")], "over luck is unknown"),
+        ([("gpus", "8"), ("gpus", "16")], "gpus is given twice"),
+        ([("rates", "/etc/passwd")], "rates names a file"),
+        ([("gpus", "1")] * 100, "100 values"),
+        ([("cost", "<script>alert(1)</script>")], "needs a number"),
+        ([("interval", "1min"), ("flush", "2min")], "longer than"),
+        ([("failures", "1s"), ("gpus", "1M")], "into repair at once"),
+    ],
+)
+def test_a_bad_query_is_refused_by_name(pairs: Pairs, why: str) -> None:
+    status, text = page(*pairs)
+    assert status == 400 and why in text and "Traceback" not in text
+    raw = bytes(planner_response(pairs).body)
+    assert raw.count(b"<script>") == 1 and len(raw) < 40_000
+    answered = answer_response(pairs)
+    assert answered.status_code == 400 and b'role="alert"' in answered.body
+
+
+def test_the_form_keeps_what_is_given() -> None:
+    status, text = page(("gpus", "4096"), ("cost", "forever"), ("drag", "5%"))
+    assert status == 400
+    for value in ("4096", "forever", "5%"):
+        assert f'value="{value}"' in text
+    assert "<details open>" in text
+
+
+def test_an_empty_value_is_the_default() -> None:
+    assert given_texts([("gpus", " "), ("cost", ""), ("cost", "5s")]) == {"cost": "5s"}
+    assert page(("gpus", ""))[1] == page()[1]
+
+
+def test_an_impossible_strategy_says_why() -> None:
+    status, text = page(("gpus", "8"), ("strategy", "migrate"))
+    assert status == 200 and "needs at least two replicas" in text
+
+
+def test_a_run_without_end() -> None:
+    pairs = [("gpus", "1M"), ("failures", "1kh"), ("strategy", "checkpoint-restart")]
+    text = bytes(answer_response(pairs).body).decode()
+    assert "<b>never</b>" in text
+    assert not re.search(r"\b(nan|inf)\b", text)
+
+
+def test_the_command_repeats_the_answer() -> None:
+    _, text = page(("gpu-hour", "$3"), ("strategy", "drop"))
+    assert "outlast plan compare --gpus 16384 --gpu-hour '$3'" in text
+
+
+def test_the_page_loads_nothing() -> None:
+    _, text = page()
+    assert re.findall(r"https?://", text) == []
+    assert " style=" not in text and not re.search(r"\son\w+=", text)
