@@ -79,11 +79,12 @@ def samples_of(kind: str, data: Path, workers: int) -> Counter[int]:
 @pytest.mark.parametrize(("kind", "workers"), KINDS)
 def test_a_replacement_changes_nothing(runner: Runner, data: Path, kind: str, workers: int) -> None:
     """Each rank trains in each step what an undisturbed one reads, to the same bits."""
-    undisturbed = runner.end(runner.start(job=job(kind, workers, data), name="calm", script=JOB), "calm")
+    arguments = job(kind, workers, data)
+    undisturbed = runner.end(runner.start(job=arguments, name="calm", script=JOB), "calm")
     assert undisturbed.code == EXIT_DONE, undisturbed.output[-6000:]
     undisturbed.out.rename(runner.folder / "undisturbed")
     faults = ("--fault=kill:rank=1,step=4", "--fault=kill:rank=0,step=13")
-    ended = runner.run("--spares=1", *faults, job=job(kind, workers, data), script=JOB)
+    ended = runner.run("--spares=1", *faults, job=arguments, script=JOB)
     assert ended.code == EXIT_DONE, ended.output[-6000:]
     for rank in range(WORLD):
         report = (ended.out / f"{rank}.json").read_bytes()
