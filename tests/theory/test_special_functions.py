@@ -1,4 +1,4 @@
-"""Lambert W, the root in both optimal intervals."""
+"""Lambert W, the root in both optimal intervals; the minimum of a function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.errors import UsageError
-from outlast.theory.numerics import one_plus_w0
+from outlast.theory.numerics import find_minimum, one_plus_w0
 
 
 @given(st.floats(1e-300, 1e300))
@@ -38,3 +38,32 @@ def test_known_values(p: float, u: float) -> None:
 def test_outside(p: float) -> None:
     with pytest.raises(UsageError, match="p must be 0 or above"):
         one_plus_w0(p)
+
+
+@given(
+    st.floats(-6, 19),
+    st.floats(0.1, 3),
+    st.floats(0, 10),
+    st.floats(2, 40),
+)
+def test_a_minimum_with_a_flat_and_an_infinite_high_side(
+    at: float, steepness: float, flat_from: float, endless_from: float
+) -> None:
+    lowest = math.exp(at)
+    calls = 0
+
+    def function(x: float) -> float:
+        nonlocal calls
+        calls += 1
+        away = math.log(min(x, lowest * math.exp(flat_from)) / lowest)
+        return math.inf if math.log(x) - at > endless_from else math.cosh(steepness * away)
+
+    found = find_minimum(function, 1e-3, 1e9)
+    assert abs(math.log(found) - at) < 1e-6
+    assert calls < 80
+
+
+def test_a_minimum_at_either_end() -> None:
+    assert find_minimum(lambda x: x, 1e-3, 1e9) == pytest.approx(1e-3)
+    assert find_minimum(lambda x: -x, 1e-3, 1e9) == pytest.approx(1e9)
+    assert find_minimum(lambda _: math.inf, 1e-3, 1e9) == pytest.approx(1e-3)
