@@ -12,14 +12,15 @@ from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
 from outlast.plan.model.scenario import scenario_of
 from outlast.plan.model.strategy_prediction import predict
 from outlast.web.planner_answer import planner_answer
-from outlast.web.planner_pages import answer_response, planner_response
+from outlast.web.planner_curves import HEIGHT, draw_curves, planner_curves
+from outlast.web.planner_pages import answer_response, curves_response, page_response
 from outlast.web.planner_query import given_texts, parse_query
 
 Pairs = list[tuple[str, str]]
 
 
 def page(*pairs: tuple[str, str]) -> tuple[int, str]:
-    response = planner_response(list(pairs))
+    response = page_response(list(pairs))
     return response.status_code, unescape(bytes(response.body).decode())
 
 
@@ -68,7 +69,7 @@ def test_a_band_holds_intervals_and_spares() -> None:
 def test_a_bad_query_is_refused_by_name(pairs: Pairs, why: str) -> None:
     status, text = page(*pairs)
     assert status == 400 and why in text and "Traceback" not in text
-    raw = bytes(planner_response(pairs).body)
+    raw = bytes(page_response(pairs).body)
     assert raw.count(b"<script>") == 1 and len(raw) < 40_000
     answered = answer_response(pairs)
     assert answered.status_code == 400 and b'role="alert"' in answered.body
@@ -108,3 +109,46 @@ def test_the_page_loads_nothing() -> None:
     _, text = page()
     assert re.findall(r"https?://", text) == []
     assert " style=" not in text and not re.search(r"\son\w+=", text)
+
+
+@pytest.mark.parametrize(
+    ("over", "field", "text"), [("gpus", "gpus", "65,536"), ("failures", "failures", "20 kh")]
+)
+def test_curves_are_predictions_of_scenarios(over: str, field: str, text: str) -> None:
+    curves = planner_curves(parse_query({"over": over, "cost": "30s"}))
+    point = next(point for point in curves.points if point.text == text)
+    plain = text.replace(" ", "").replace(",", "")
+    scenario = scenario_of({"gpus": "16384", "cost": "30s", field: plain})
+    for strategy in STRATEGIES:
+        assert point.predicted[strategy].outcome.goodput == pytest.approx(
+            predict(scenario, strategy).outcome.goodput, rel=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"spares": "100", "gpus": "4096"},  # more than the nodes of small jobs
+        {"replica-gpus": "1024"},  # small jobs have no whole replica
+        {"gpus": "8", "gpus-per-node": "8"},
+        {"gpus": "999999000", "gpus-per-node": "1", "failures": "10000y"},
+        {"failures": "1kh", "over": "failures"},
+        {"failures": "900000y", "over": "failures"},
+    ],
+)
+def test_curves_stay_inside_and_have_gaps(texts: dict[str, str]) -> None:
+    drawn = draw_curves(planner_curves(parse_query(texts)))
+    places = [
+        tuple(map(float, place.split(",")))
+        for dots in re.findall(r'points="([^"]*)"', drawn)
+        for place in dots.split()
+    ]
+    assert places and all(0 <= x <= 1000 and 0 <= y <= HEIGHT for x, y in places)
+    assert "nan" not in drawn and "inf" not in drawn
+
+
+def test_curves_have_their_table() -> None:
+    text = bytes(curves_response([("spares", "100"), ("gpus", "4096")]).body).decode()
+    rows = re.findall(r"<tr.*?</tr>", text, re.DOTALL)
+    assert len(rows) == 17 and rows[2].count("<td") == 5 and "%" not in rows[2]
+    assert "4,096" in rows[1] and rows[1].count(" %") == 5

@@ -21,7 +21,7 @@ async function answer() {
     const query = given();
     history.replaceState(null, "", `/plan?${query}`);
     try {
-      await ask("answer", query);
+      if (await ask("answer", query) && !isChanged) await ask("curves", query);
       live.textContent = "";
     } catch { live.textContent = "the server of this page does not answer"; }
   }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from outlast.plan.model.answer_values import Quantity, Unit, format_quantity, quantity_with_band
@@ -29,6 +29,7 @@ from outlast.web.page_figures import WaterfallRow
 from outlast.web.planner_query import PlannerQuery
 from outlast.web.run_answers import PageAnswer
 
+LINES_MAX = 2048  # while the value of its axis moves, curves stay
 # Shares of wall time by the name of their colour, name and meaning; useful work comes last.
 _SHARES: dict[str, tuple[str, str, Callable[[RecoveryOutcome], float]]] = {
     "checkpoint": ("save", "saves that block, and slower steps beside them", lambda o: o.save),
@@ -61,7 +62,7 @@ class PlannerAnswer(NamedTuple):
 
 def planner_answer(query: PlannerQuery) -> PlannerAnswer:
     """Answer a question. Raises UsageError naming the invalid field."""
-    lines = [_line(query.scenario, strategy) for strategy in STRATEGIES]
+    lines = [strategy_line(query.scenario, strategy) for strategy in STRATEGIES]
     chosen = next(line for line in lines if line.strategy == query.strategy)
     if chosen.predicted is None:
         impossible = PageAnswer(
@@ -82,7 +83,9 @@ def planner_answer(query: PlannerQuery) -> PlannerAnswer:
     )
 
 
-def _line(scenario: Scenario, strategy: Strategy) -> StrategyLine:
+@lru_cache(LINES_MAX)
+def strategy_line(scenario: Scenario, strategy: Strategy) -> StrategyLine:
+    """Return a strategy with its prediction. Raises UsageError naming the invalid field."""
     why = reason_impossible(scenario, strategy)
     return StrategyLine(strategy, None if why else predict(scenario, strategy), why)
 

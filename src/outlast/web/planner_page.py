@@ -15,6 +15,7 @@ from outlast.plan.model.rates import presets
 from outlast.web import page_figures
 from outlast.web.page_templates import asset, content_policy, environment
 from outlast.web.planner_answer import PlannerAnswer
+from outlast.web.planner_curves import PlannerCurves, draw_curves
 from outlast.web.planner_form import other_inputs, sliders
 from outlast.web.planner_query import STRATEGY, PlannerQuery
 
@@ -29,11 +30,17 @@ class PresetLink(NamedTuple):
     query: str
 
 
-def render_planner(texts: Mapping[str, str], found: PlannerAnswer | None, refusal: str) -> str:
+def render_planner(
+    texts: Mapping[str, str],
+    found: PlannerAnswer | None,
+    curves: PlannerCurves | None,
+    refusal: str,
+) -> str:
     """Return the page. `texts`: what its address gives; `refusal`: why there is no answer."""
     template = environment().get_template("planner.html.j2", globals=_globals())
     return template.render(
         answer=render_answer(found, refusal),
+        curves=render_curves(curves),
         sliders=sliders(texts),
         others=other_inputs(texts),
         strategies=STRATEGIES,
@@ -55,6 +62,12 @@ def render_answer(found: PlannerAnswer | None, refusal: str) -> str:
     return template.render(found=found, refusal=refusal)
 
 
+def render_curves(found: PlannerCurves | None) -> str:
+    """Return the part of the page that holds the curves; "" without an answer."""
+    template = environment().get_template("planner_curves.html.j2", globals=_globals())
+    return template.render(found=found, strategies=STRATEGIES) if found else ""
+
+
 def _command(query: PlannerQuery) -> str:
     """Return the command that gives the same answer, with simulated runs."""
     flags = {"gpus": str(query.scenario.gpus), **query.texts}
@@ -68,5 +81,6 @@ def _globals() -> dict[str, object]:
         "asset": asset,
         "bar": page_figures.bar,
         "command": _command,
+        "draw": draw_curves,
         "infinity": math.inf,
     }

@@ -2,47 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from outlast.errors import UsageError
-from outlast.web.planner_answer import PlannerAnswer, planner_answer
-from outlast.web.planner_page import render_answer, render_planner
-from outlast.web.planner_query import given_texts, parse_query
+from outlast.web.planner_answer import planner_answer
+from outlast.web.planner_curves import planner_curves
+from outlast.web.planner_page import render_answer, render_curves, render_planner
+from outlast.web.planner_query import PlannerQuery, given_texts, parse_query
+
+Pairs = list[tuple[str, str]]
 
 
 def planner_routes() -> list[Route]:
     """Return the routes of the planner."""
-    return [Route("/plan", _page), Route("/plan/answer", _answer)]
+    pages = {
+        "/plan": page_response,
+        "/plan/answer": answer_response,
+        "/plan/curves": curves_response,
+    }
+    return [Route(path, _endpoint(respond)) for path, respond in pages.items()]
 
 
-async def _page(request: Request) -> Response:
-    return await anyio.to_thread.run_sync(planner_response, request.query_params.multi_items())
+def _endpoint(respond: Callable[[Pairs], Response]) -> Callable[[Request], object]:
+    async def endpoint(request: Request) -> Response:
+        return await anyio.to_thread.run_sync(respond, request.query_params.multi_items())
+
+    return endpoint
 
 
-async def _answer(request: Request) -> Response:
-    return await anyio.to_thread.run_sync(answer_response, request.query_params.multi_items())
-
-
-def planner_response(pairs: list[tuple[str, str]]) -> Response:
+def page_response(pairs: Pairs) -> Response:
     """Return the page of a query; with a refusal, and status 400, where it is invalid."""
-    texts, found, refusal = _found(pairs)
-    return HTMLResponse(render_planner(texts, found, refusal), 400 if refusal else 200)
-
-
-def answer_response(pairs: list[tuple[str, str]]) -> Response:
-    """Return the answer alone, as `planner_response`."""
-    _, found, refusal = _found(pairs)
-    return HTMLResponse(render_answer(found, refusal), 400 if refusal else 200)
-
-
-def _found(pairs: list[tuple[str, str]]) -> tuple[dict[str, str], PlannerAnswer | None, str]:
-    """Return what a query gives, and its answer or why it has none."""
     texts: dict[str, str] = {}
     try:
         texts = given_texts(pairs)
-        return texts, planner_answer(parse_query(texts)), ""
+        query = parse_query(texts)
+        html = render_planner(texts, planner_answer(query), planner_curves(query), "")
     except UsageError as error:
-        return texts, None, str(error)
+        return HTMLResponse(render_planner(texts, None, None, str(error)), 400)
+    return HTMLResponse(html)
+
+
+def answer_response(pairs: Pairs) -> Response:
+    """Return the answer alone, as `page_response`."""
+    return _part(pairs, lambda query: render_answer(planner_answer(query), ""))
+
+
+def curves_response(pairs: Pairs) -> Response:
+    """Return the curves alone, as `page_response`."""
+    return _part(pairs, lambda query: render_curves(planner_curves(query)))
+
+
+def _part(pairs: Pairs, render: Callable[[PlannerQuery], str]) -> Response:
+    try:
+        return HTMLResponse(render(parse_query(given_texts(pairs))))
+    except UsageError as error:
+        return HTMLResponse(render_answer(None, str(error)), 400)

@@ -53,8 +53,8 @@ def given_texts(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 def parse_query(texts: Mapping[str, str]) -> PlannerQuery:
     """Return the question. Raises ConfigError with the field."""
     fields = {key: text for key, text in texts.items() if key not in ("strategy", "over")}
-    strategy = _choice("strategy", texts.get("strategy", STRATEGY), STRATEGIES)
-    over = _choice("over", texts.get("over", "gpus"), AXES)
+    strategy: Strategy = _choice("strategy", texts.get("strategy", STRATEGY), STRATEGIES)
+    over: CurveAxis = _choice("over", texts.get("over", "gpus"), AXES)
     scenario = scenario_of({"gpus": GPUS, **fields})
     return PlannerQuery(fields, scenario, strategy, over)
 

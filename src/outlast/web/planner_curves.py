@@ -1,0 +1,135 @@
+"""Curves of the planner: goodput of every strategy over GPUs, or over the failure rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from outlast.errors import ConfigError
+from outlast.plan.model.answer_values import format_quantity
+from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
+from outlast.plan.model.scenario import Scenario, resize
+from outlast.plan.model.strategy_prediction import Prediction
+from outlast.web.page_figures import X
+from outlast.web.planner_answer import strategy_line
+from outlast.web.planner_query import PlannerQuery
+
+HEIGHT = 220
+_HOUR_S = 3600.0
+_NODES = tuple(2**power for power in range(3, 18))
+_BETWEEN_KH = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class CurvePoint(NamedTuple):
+    """Predictions at one value of the axis, by strategy where it is possible."""
+
+    value: float
+    text: str
+    predicted: dict[Strategy, Prediction]
+
+
+class PlannerCurves(NamedTuple):
+    """The curves of all strategies, and the scenario's own place on their axis."""
+
+    axis: str
+    points: list[CurvePoint]
+    here: CurvePoint
+
+
+def planner_curves(query: PlannerQuery) -> PlannerCurves:
+    """Compute the curves. Raises UsageError naming the invalid field."""
+    scenario = query.scenario
+    if query.over == "gpus":
+        sizes = [count * scenario.gpus_per_node for count in _NODES]
+        points = [_point(scenario, gpus, f"{gpus:,}", gpus=gpus) for gpus in sizes]
+        here = _point(scenario, scenario.gpus, f"{scenario.gpus:,}", gpus=scenario.gpus)
+        return PlannerCurves("GPUs", points, here)
+    points = [
+        _point(scenario, count, f"{count:,} kh", between_s=1000 * count * _HOUR_S)
+        for count in _BETWEEN_KH
+    ]
+    between_s = 1 / scenario.failures.per_gpu_s
+    count = between_s / 1000 / _HOUR_S
+    here = _point(scenario, count, f"{count:.3g} kh", between_s=between_s)
+    return PlannerCurves("time between failures of a GPU", points, here)
+
+
+def _point(
+    scenario: Scenario, value: float, text: str, *, gpus: int = 0, between_s: float = 0.0
+) -> CurvePoint:
+    if between_s:
+        scenario = replace(scenario, failures=replace(scenario.failures, per_gpu_s=1 / between_s))
+    try:
+        scenario = resize(scenario, gpus or scenario.gpus)
+    except ConfigError:  # this size is impossible with what is given: the curves have a gap
+        return CurvePoint(value, text, {})
+    lines = [strategy_line(scenario, strategy) for strategy in STRATEGIES]
+    return CurvePoint(
+        value, text, {line.strategy: line.predicted for line in lines if line.predicted is not None}
+    )
+
+
+def draw_curves(curves: PlannerCurves) -> str:
+    """Draw goodput from 0 to 100 % over the logarithm of the axis."""
+    points = curves.points
+    low, high = math.log(points[0].value), math.log(points[-1].value)
+
+    def share(value: float) -> float:
+        return min(1.0, max(0.0, (math.log(value) - low) / (high - low)))
+
+    lines = "".join(
+        f'<polyline class="curve {strategy}" points="{places}"/>'
+        for strategy in reversed(STRATEGIES)  # dashes are on top where curves meet
+        for places in _places(strategy, points, share)
+    )
+    ticks = [(share(point.value), point.text) for point in points[:: math.ceil(len(points) / 6)]]
+    here = 100 * share(curves.here.value)
+    marks = "".join(
+        f'<circle class="{strategy}" cx="{here:.2f}%" cy="{HEIGHT * (1 - of.outcome.goodput):.1f}"'
+        f' r="4"><title>{strategy}: {format_quantity(of.outcome.goodput, "share")}</title></circle>'
+        for strategy, of in curves.here.predicted.items()
+    )
+    return (
+        f'<svg class="figure" role="img" height="{HEIGHT + 34}">'
+        f"<title>goodput of each strategy over {curves.axis}; its values are in the table</title>"
+        f'<svg class="plot" y="10">{_grid(ticks)}'
+        f'<svg viewBox="0 0 {X} {HEIGHT}" preserveAspectRatio="none" width="100%"'
+        f' height="{HEIGHT}">{lines}</svg>'
+        f'<line class="mark" x1="{here:.2f}%" x2="{here:.2f}%" y1="0" y2="{HEIGHT}"/>{marks}'
+        "</svg></svg>"
+    )
+
+
+def _grid(ticks: Sequence[tuple[float, str]]) -> str:
+    rows = "".join(
+        f'<line class="tick" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>'
+        f'<text class="label end" x="-6" y="{y:g}">{100 - part} %</text>'
+        for part in range(0, 101, 25)
+        for y in [HEIGHT * part / 100]
+    )
+    return rows + "".join(
+        f'<line class="tick" x1="{100 * at:.2f}%" x2="{100 * at:.2f}%" y1="0" y2="{HEIGHT}"/>'
+        f'<text class="label{" end" if at > 0.95 else " middle" if at else ""}"'
+        f' x="{100 * at:.2f}%" y="{HEIGHT + 15}">{text}</text>'
+        for at, text in ticks
+    )
+
+
+def _places(
+    strategy: Strategy, points: Sequence[CurvePoint], share: Callable[[float], float]
+) -> list[str]:
+    """Return the places of a curve, divided where it is impossible."""
+    parts = groupby(points, key=lambda point: strategy in point.predicted)
+    return [
+        " ".join(
+            f"{X * share(point.value):.1f}"
+            f",{HEIGHT * (1 - point.predicted[strategy].outcome.goodput):.1f}"
+            for point in part
+        )
+        for is_possible, part in parts
+        if is_possible
+    ]
