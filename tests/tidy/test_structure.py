@@ -52,8 +52,9 @@ from pathlib import Path
 # Histories in columns: 11 with tests and a benchmark, 1,700.
 # Streams of Mosaic, Hugging Face and WebDataset: 6, 720.
 # The planner's page: 7 with tests, 750.
+# Notifications: 5, 570.
 CEILINGS = {
-    "modules": 626,
+    "modules": 630,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -62,7 +63,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 134950,
+    "lines": 135581,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -12,11 +12,13 @@ from pathlib import Path
 import msgspec
 
 from outlast.cli.output_stream import Printer, echo_error, settle, write
+from outlast.config import process_environment
 from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.launch import torchrun_arguments
 from outlast.launch.launcher import launch
 from outlast.launch.nodes import node_start
+from outlast.launch.notify.run_notifier import notifying
 from outlast.launch.outlast_flags import MetricsFlags
 from outlast.launch.run_display import DetachedDisplay, Display
 from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display
@@ -45,10 +47,14 @@ def run(argv: list[str]) -> int:
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
 
-    with _measuring(plan.metrics) as measured:
+    with (
+        notifying(plan.notify, process_environment(), echo_error) as notified,
+        _measuring(plan.metrics) as measured,
+    ):
 
         def show(path: Path) -> DetachedDisplay:
-            return DetachedDisplay(measured(display(path, plain=plan.plain, lines=lines)))
+            view = display(path, plain=plan.plain, lines=lines)
+            return DetachedDisplay(notified(measured(view), view.feed, path))
 
         if plan.node.total > 1:
             end, leads = node_start.serve(plan, show)

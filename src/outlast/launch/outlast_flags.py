@@ -18,6 +18,7 @@ from outlast.controller.recovery.recovery_policy import DEFAULT
 from outlast.controller.sentinels.nonfinite_rule import parse_nan
 from outlast.errors import ConfigError, UsageError
 from outlast.launch.notices import notice_flags
+from outlast.launch.notify.notify_targets import add_notify_flag
 from outlast.launch.policies import policy_files
 
 AUDIT_EVERY = 100
@@ -293,7 +294,8 @@ class MetricsFlags(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_metrics_flags(add: Callable[..., object]) -> None:
-    """Add the flags to the parser."""
+    """Add the flags of metrics and notifications to the parser."""
+    add_notify_flag(add)
     add(
         "--metrics-file",
         "--metrics_file",

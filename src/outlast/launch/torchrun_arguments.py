@@ -60,6 +60,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeFlags = NodeFlags()
     notices: NoticeFlags = NoticeFlags()
     metrics: MetricsFlags = MetricsFlags()
+    notify: tuple[str, ...] = ()  # targets of notifications, without their secrets
     run_dir: str
     script: str
     args: tuple[str, ...]
@@ -140,6 +141,7 @@ def parse(argv: list[str]) -> RunPlan:
         node=node,
         notices=notice_flags.read(given),
         metrics=outlast_flags.metrics(given),
+        notify=tuple(given.notify),
         run_dir=given.run_dir or _fresh_run_dir(script),
         script=f"-m {script}" if given.module else _absolute(script),
         args=tuple(given.training_script_args),

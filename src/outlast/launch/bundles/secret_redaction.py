@@ -21,7 +21,7 @@ _WORDS = (
 _HINTS = ("secret", "token", "passw", "passphrase", "key", "credential", "cookie")
 _PREFIXES = (
     *("AKIA", "ASIA", "gho_", "ghp_", "ghu_", "ghs_", "ghr_", "github_pat_", "hf_", "sk-", "xox"),
-    *("glpat-", "eyJ", "PRIVATE KEY"),
+    *("glpat-", "eyJ", "PRIVATE KEY", "hooks.slack.com/"),
 )
 _NAME = re.compile(rf"(?i)(?:^|[_\W]|\b)[\w-]*{_WORDS}(?:$|[_-]\w*)")
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*")
@@ -31,7 +31,7 @@ _BEHIND_NAME = re.compile(
 _SHAPES = re.compile(
     r"\b(?:A[KS]IA[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}"
     r"|sk-[A-Za-z0-9_-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,}|glpat-[\w-]{20,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}|hooks\.slack\.com/[\w/-]+)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
 _BEARER = re.compile(r"(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}")

@@ -1,0 +1,1 @@
+"""Notifications: messages to webhooks, Slack and PagerDuty at incidents and at the run's end."""
