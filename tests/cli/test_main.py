@@ -17,8 +17,8 @@ from tests.telemetry.synthetic_run import SyntheticRun
 import outlast
 from outlast import errors
 from outlast.cli import main as cli
-from outlast.cli import run_reports as events_command
 from outlast.cli.main import code_of, main
+from outlast.cli.reports import run_reports as events_command
 from outlast.events import RunStarted, Scheduled, WorkerSpawned
 from outlast.telemetry.event_store import EventWriter, life_of
 

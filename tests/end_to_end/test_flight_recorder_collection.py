@@ -16,7 +16,7 @@ import pytest
 from torch._C import _distributed_c10d as c10d
 
 from outlast import events
-from outlast.cli.run_reports import trace_lines
+from outlast.cli.reports.run_reports import trace_lines
 from outlast.fleet.flight_recorder.hang_report import analyse_dumps
 from outlast.fleet.flight_recorder.recorder_dumps import read_dumps
 from outlast.telemetry.event_store import read_events

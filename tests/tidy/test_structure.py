@@ -54,7 +54,7 @@ from pathlib import Path
 # The planner's page: 7 with tests, 750.
 # Notifications: 5, 570.
 CEILINGS = {
-    "modules": 630,
+    "modules": 632,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -63,7 +63,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 135581,
+    "lines": 135760,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -57,8 +57,11 @@ COMMANDS = {
         "Train a small GPT with injected faults, and compare it with an undisturbed run.",
     ),
     "drain": ("drain:drain", "Move a rank, or all ranks of a host, of a running job to spares."),
-    "events": ("run_reports:events", "List a run's events by time, over all its workers."),
-    "explain": ("run_reports:explain", "Explain incidents: cause, decision, reason and cost."),
+    "events": ("reports.run_reports:events", "List a run's events by time, over all its workers."),
+    "explain": (
+        "reports.run_reports:explain",
+        "Explain incidents: cause, decision, reason and cost.",
+    ),
     "replay": (
         "replay:replay",
         "Repeat steps of a run twice, and find nondeterministic operations.",
@@ -68,11 +71,15 @@ COMMANDS = {
         "Let hosts of a running job leave for maintenance and come back in turn.",
     ),
     "summary": (
-        "run_reports:summary",
+        "reports.run_reports:summary",
         "Summarise a run: steps, incidents, time by bucket, ETTR and goodput.",
     ),
-    "trace": ("trace:trace", "Write a run as a trace, which Perfetto opens."),
-    "view": ("view:view", "Show a run, or all runs of a directory, on a page of this machine."),
+    "top": ("reports.top:top", "Show how a running job is doing, from another terminal."),
+    "trace": ("reports.trace:trace", "Write a run as a trace, which Perfetto opens."),
+    "view": (
+        "reports.view:view",
+        "Show a run, or all runs of a directory, on a page of this machine.",
+    ),
 }
 # Modules that an extra brings, by their top-level name.
 _EXTRAS = {
