@@ -1,4 +1,5 @@
-"""Cost of the page of a run: the first screen, updates, viewers, the index, the exported file."""
+"""Cost of the page of a run: the first screen, updates, viewers, the index, the exported file;
+and of the planner's page: answers to sliders."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from urllib.parse import urlsplit
 from view_runs import write_large_run, write_long_run
 
 FIRST_S, LARGE_S, MEMORY_MB, EXPORT_MB, VIEWERS = 1.0, 2.0, 300.0, 3.0, 50
+ANSWER_MS = 50.0
 WATCHED_S = 15.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -68,6 +71,33 @@ def overviews(path: Path) -> dict[str, float]:
             assert reading.overview() is not None
         spent_s.append(time.process_time() - begin_s)
     return {"runs": len(readings), "first_s": spent_s[0], "again_s": spent_s[1]}
+
+
+def slide(moves: int) -> dict[str, float]:
+    """Move the planner's sliders, each to a stop beside its last one, and time the answers."""
+    from outlast.web.planner_form import sliders
+    from outlast.web.planner_pages import answer_response, curves_response
+
+    chance = random.Random(0)
+    texts: dict[str, str] = {}
+    spent_s: dict[str, list[float]] = {"answer": [], "with_curves": []}
+    while len(spent_s["answer"]) < moves:
+        one = chance.choice(sliders(texts))
+        at = min(max(0, one.at + chance.choice((-1, 1))), len(one.stops) - 1)
+        moved = {**texts, one.key: one.stops[at]}
+        begin_s = time.process_time()
+        if answer_response([*moved.items()]).status_code != 200:
+            continue  # a refusal costs nothing
+        texts = moved
+        spent_s["answer"].append(time.process_time() - begin_s)
+        curves_response([*texts.items()])
+        spent_s["with_curves"].append(time.process_time() - begin_s)
+    found = {"moves": float(moves)}
+    for name, each in spent_s.items():
+        ordered = sorted(each)
+        found |= {f"{name}_{p}_ms": 1e3 * ordered[moves * p // 100] for p in (50, 95)}
+        found[f"{name}_worst_ms"] = 1e3 * ordered[-1]
+    return found
 
 
 @contextmanager
@@ -135,7 +165,12 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=16_384)
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--index", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--moves", type=int, default=1000, help="of the planner's sliders")
+    parser.add_argument("--slide", action="store_true", help="only the planner's sliders")
     given = parser.parse_args()
+    if given.slide:
+        print(json.dumps(slide(given.moves)))
+        return 0
     if given.open or given.index:
         page = f"{given.open}.html"
         print(json.dumps(overviews(given.index) if given.index else open_page(given.open, page)))
@@ -151,11 +186,12 @@ def main() -> int:
         long, large = (in_child("--open", str(folder / each)) for each in ("long", "large"))
         index = in_child("--index", str(folder / "runs"))
         live = follow(folder)
-    figures = {"long": long, "large": large, "index": index, "live": live, "load": load()}
+    sliders = in_child("--slide", f"--moves={given.moves}")
+    measured = {"long": long, "large": large, "index": index, "live": live, "sliders": sliders}
+    figures = {**measured, "load": load()}
     rows = [
         (part, key, f"{value:.4g}")
-        for part, each in figures.items()
-        if isinstance(each, dict)
+        for part, each in measured.items()
         for key, value in each.items()
     ]
     table(("part", "figure", ""), rows)
@@ -167,6 +203,11 @@ def main() -> int:
         f"seconds between messages of {VIEWERS} viewers": (
             WATCHED_S / max(1.0, live[f"fewest_messages_{VIEWERS}"]),
             2.0,
+        ),
+        "answer to a slider, p95 (processor ms)": (sliders["answer_95_ms"], ANSWER_MS),
+        "answer and curves to a slider, p95 (processor ms)": (
+            sliders["with_curves_95_ms"],
+            ANSWER_MS,
         ),
     }
     return verdict("view", figures, bars)

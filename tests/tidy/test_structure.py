@@ -51,10 +51,10 @@ from pathlib import Path
 # Numbers that scripts handle themselves: 3, 420.
 # Histories in columns: 11 with tests and a benchmark, 1,700.
 # Streams of Mosaic, Hugging Face and WebDataset: 6, 720.
-# The planner's page: 7 with tests, 750.
+# The planner's page: 9 with tests, 990.
 # Notifications: 5, 570.
 CEILINGS = {
-    "modules": 632,
+    "modules": 634,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -63,7 +63,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 135760,
+    "lines": 136000,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

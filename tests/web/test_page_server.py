@@ -105,6 +105,12 @@ def test_an_index_of_runs(run: SyntheticRun, tmp_path: Path) -> None:
         assert "a b&amp;#%c" in text and "step 9" in text and "damaged" in text
         assert get(link, "/runs/a%20b%26%23%25c").status == 200
         assert get(link, "/runs/damaged").status == 503
+        for name, status in (("damaged", 503), ("other", 404), ("a%20b%26%23%25c", 303)):
+            measured = get(link, f"/runs/{name}/plan")
+            assert measured.status == status, measured.body
+        assert get(link, measured.headers["location"]).status == 200
+        refused = get(link, "/plan?gpus=" + "9" * 10_000)
+        assert refused.status == 400 and b"10,000 characters" in refused.body
 
 
 def test_a_port_in_use_is_refused(run: SyntheticRun) -> None:

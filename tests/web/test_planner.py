@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
+from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.plan.model.answer_values import format_quantity
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
+from outlast.plan.model.measured_run import read_measured_run
 from outlast.plan.model.scenario import scenario_of
 from outlast.plan.model.strategy_prediction import predict
 from outlast.web.planner_answer import planner_answer
 from outlast.web.planner_curves import HEIGHT, draw_curves, planner_curves
+from outlast.web.planner_link import measured_query
 from outlast.web.planner_pages import answer_response, curves_response, page_response
 from outlast.web.planner_query import given_texts, parse_query
 
@@ -150,5 +155,27 @@ def test_curves_stay_inside_and_have_gaps(texts: dict[str, str]) -> None:
 def test_curves_have_their_table() -> None:
     text = bytes(curves_response([("spares", "100"), ("gpus", "4096")]).body).decode()
     rows = re.findall(r"<tr.*?</tr>", text, re.DOTALL)
-    assert len(rows) == 17 and rows[2].count("<td") == 5 and "%" not in rows[2]
+    assert len(rows) == 11 and rows[2].count("<td") == 5 and "%" not in rows[2]
     assert "4,096" in rows[1] and rows[1].count(" %") == 5
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_the_rates_of_a_run(tmp_path: Path, failures: int) -> None:
+    story = SyntheticRun(tmp_path, world=4).start().steps(50)
+    for rank in range(failures):
+        story.killed(rank).steps(50)
+    story.end().close()
+    texts = given_texts(parse_qsl(measured_query(tmp_path, price_per_hour=40.0)))
+    scenario = parse_query(texts).scenario
+    measured = read_measured_run(tmp_path)
+    assert scenario.gpus == scenario.nodes == 4 and scenario.usd_per_gpu_hour == 10
+    assert f"{scenario.step_s:.6f}s" == measured.fields["step"]
+    if failures:
+        own = measured.failures / measured.exposure_s
+        assert scenario.failures.per_gpu_s == pytest.approx(own, rel=1e-3)
+        assert scenario.failures.weight_failures == failures == measured.failures
+        assert f"{scenario.pause_s:.6f}s" == measured.fields["pause"]
+    else:
+        published = scenario_of({"gpus": "8"}).failures.per_gpu_s
+        assert 0.99 * published < scenario.failures.per_gpu_s <= published
+    assert page(*texts.items())[0] == 200

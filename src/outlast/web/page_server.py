@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -27,6 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outlast.errors import CorruptionError, OutlastError, RunDirError
 from outlast.telemetry.event_store import DIRECTORY
 from outlast.web.page_templates import content_policy
+from outlast.web.planner_link import measured_query
 from outlast.web.planner_pages import planner_routes
 from outlast.web.run_content import REFRESH_S, RunContent, RunReading
 from outlast.web.run_page import render_index, render_page, render_parts, status
@@ -80,6 +82,7 @@ class PageServer:
             Route("/runs/{name}", self.page),
             Route("/runs/{name}/stream", self.stream),
             Route("/runs/{name}/logs/{rank:int}", self.log),
+            Route("/runs/{name}/plan", self.plan),
             *planner_routes(),
         ]
         middleware = [
@@ -113,8 +116,21 @@ class PageServer:
         where = f"/runs/{quote(name, safe='')}"
         stream = f"{where}/stream" if content.summary.exit_code is None else ""
         logs = f"{where}/logs/"
-        html = render_page(content, name, stream=stream, index=index, logs=logs)
+        plan = f"{where}/plan"
+        html = render_page(content, name, stream=stream, index=index, logs=logs, plan=plan)
         return HTMLResponse(html)
+
+    async def plan(self, request: Request) -> Response:
+        """Lead to the planner with the rates of a run."""
+        name = request.path_params["name"]
+        if name not in self._runs:
+            return PlainTextResponse("no such run", 404)
+        measure = partial(measured_query, self._runs[name], self._price_per_hour)
+        try:
+            query = await anyio.to_thread.run_sync(measure)
+        except OutlastError as error:
+            return PlainTextResponse(str(error), 503)
+        return RedirectResponse(f"/plan?{query}", 303)
 
     async def _content(self, name: str) -> RunContent | str:
         return await self._computed(name, RunReading.refresh)

@@ -20,7 +20,7 @@ from outlast.web.planner_query import PlannerQuery
 
 HEIGHT = 220
 _HOUR_S = 3600.0
-_NODES = tuple(2**power for power in range(3, 18))
+_NODES = tuple(2 * 4**power for power in range(9))
 _BETWEEN_KH = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 

@@ -51,9 +51,18 @@ def status(content: RunContent) -> str:
 
 
 def render_page(
-    content: RunContent, name: str, *, stream: str = "", index: str = "", logs: str = ""
+    content: RunContent,
+    name: str,
+    *,
+    stream: str = "",
+    index: str = "",
+    logs: str = "",
+    plan: str = "",
 ) -> str:
-    """Return the page. `stream`: where the server sends changes; "": the page stays as it is."""
+    """Return the page. `stream`: where the server sends changes; "": the page stays as it is.
+
+    `index`, `logs`, `plan`: where the server has them; "": nowhere.
+    """
     return (
         environment()
         .get_template("run_page.html.j2")
@@ -64,6 +73,7 @@ def render_page(
             status=status(content),
             stream=stream,
             index=index,
+            plan=plan,
             style=asset("page.css"),
             script_text=asset("page.js"),
             policy=content_policy(),

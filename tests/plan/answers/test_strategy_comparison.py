@@ -18,7 +18,7 @@ pytest.importorskip("numba", reason="the simulator is compiled: pip install 'out
 from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.errors import UsageError
-from outlast.plan.answers.measured_run import compare_run, read_measured_run
+from outlast.plan.answers.run_comparison import compare_run
 from outlast.plan.answers.strategy_comparison import (
     ComparedStrategy,
     ComparisonRequest,
@@ -27,6 +27,7 @@ from outlast.plan.answers.strategy_comparison import (
 )
 from outlast.plan.model.answer_values import at_rate
 from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.measured_run import read_measured_run
 from outlast.plan.model.scenario import resize, scenario_of
 from outlast.plan.model.strategy_prediction import at_other_rate, predict, tuned_job
 from outlast.plan.simulate.replications import (

@@ -25,17 +25,16 @@ from outlast.cli.plan.scenario_command import (
     remarks,
 )
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, UsageError
-from outlast.plan.answers.measured_run import RunComparison, Verdict
+from outlast.plan.answers.run_comparison import RunComparison, Verdict
 from outlast.plan.answers.strategy_comparison import StrategyComparison
-from outlast.plan.model.answer_values import Quantity, format_count, format_quantity
+from outlast.plan.model.answer_values import CAUSES, Quantity, format_count, format_quantity
 from outlast.plan.model.rates import read_rates
 from outlast.plan.model.scenario import Scenario, scenario_of, span
-from outlast.plan.simulate.replications import CAUSES
 from outlast.terminal_tables import number_column, table, text_column
 
 if TYPE_CHECKING:
-    from outlast.plan.answers.measured_run import MeasuredRun
     from outlast.plan.answers.strategy_comparison import ComparisonRequest
+    from outlast.plan.model.measured_run import MeasuredRun
 
 Picture = Literal["waterfall", "scale", "phases", "fan"]
 REPLICATIONS_MAX = 200_000  # of each strategy: a quarter of a GB
@@ -141,22 +140,24 @@ def _several(replications: str | None) -> int | None:
 
 
 def _measured_run(run_dir: Path) -> MeasuredRun:
-    from outlast.plan.answers.measured_run import read_measured_run
+    from outlast.plan.model.measured_run import read_measured_run
 
     return read_measured_run(run_dir)
 
 
 def _with(fields: dict[str, str], measured: MeasuredRun) -> dict[str, str]:
     """Merge the given fields with those measured on the run; a file of rates overrides the run."""
-    summary, given = measured.summary, {name.replace("_", "-") for name in fields}
+    from outlast.plan.model.measured_run import scenario_texts
+
+    given = {name.replace("_", "-") for name in fields}
     rates = fields.get("rates", "none").strip()
     if rates not in ("", "none"):
         given |= set(read_rates(Path(rates)).fields) - {"gpus-per-node"}
-    own = dict(measured.fields)
-    if "gpus" not in given:
-        own |= {"gpus": f"{summary.world}", "gpus-per-node": "1", "replica-gpus": "1"}
-    if measured.failures and not given & {"transient", "fatal"}:
-        own |= {"transient": f"{measured.transient:.6f}", "fatal": f"{measured.fatal:.6f}"}
+    if "gpus" in given:
+        given |= {"gpus-per-node", "replica-gpus"}
+    if given & {"transient", "fatal"}:
+        given |= {"transient", "fatal"}
+    own = scenario_texts(measured)
     return {**{key: text for key, text in own.items() if key not in given}, **fields}
 
 

@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import asdict
 
-from outlast.plan.answers.measured_run import MeasuredRun, RunComparison, compare_run
+from outlast.plan.answers.run_comparison import RunComparison, compare_run
 from outlast.plan.answers.run_distribution import Z_MAX, usd_per_s
-from outlast.plan.model.answer_values import Answer, How, Quantity, answer
+from outlast.plan.model.answer_values import CAUSES, Answer, Cause, How, Quantity, answer
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy, matters
+from outlast.plan.model.measured_run import MeasuredRun
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import (
     GOODPUT_MIN,
@@ -25,11 +26,9 @@ from outlast.plan.model.strategy_prediction import (
     tuned_job,
 )
 from outlast.plan.simulate.replications import (
-    CAUSES,
     ENSEMBLE_FAILURES_MAX,
     HERE,
     STRATA,
-    Cause,
     Draw,
     Ensemble,
     EnsembleRuns,

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from outlast.plan.model.answer_values import CAUSES, Cause
 from outlast.plan.model.ladder_costs import Strategy, mtbf_s, sources
 from outlast.plan.model.scenario import Scenario
 from outlast.plan.model.strategy_prediction import GOODPUT_MIN, Prediction, cost_usd, predict
 from outlast.theory import intervals
 from outlast.theory.strategies import RecoveryOutcome
-
-if TYPE_CHECKING:
-    from outlast.plan.simulate.replications import Cause
 
 FIRST = 20_000  # failures that a first look simulates
 MANY = 150_000  # failures that an accurate price simulates
@@ -94,7 +92,6 @@ def _is_hopeless(scenario: Scenario, strategy: Strategy) -> bool:
 def _simulated_price(scenario: Scenario, strategy: Strategy, failures: int) -> _SimulatedPrice:
     # Only where it is needed: Numba and the compiled kernel take a second to load.
     from outlast.plan.simulate.replications import (
-        CAUSES,
         ENSEMBLE_FAILURES_MAX,
         ReplicationPart,
         of_rows,

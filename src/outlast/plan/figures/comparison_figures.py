@@ -15,13 +15,13 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from outlast import figure_style
 from outlast.controller.save_schedule.save_intervals import span
-from outlast.plan.answers.measured_run import MeasuredRun
 from outlast.plan.answers.strategy_comparison import ComparedStrategy, StrategyComparison
 from outlast.plan.figures import STRATEGY_LOOK
-from outlast.plan.model.answer_values import HIGH, LOW, format_quantity
+from outlast.plan.model.answer_values import CAUSES, HIGH, LOW, Cause, format_quantity
 from outlast.plan.model.ladder_costs import Strategy
+from outlast.plan.model.measured_run import MeasuredRun
 from outlast.plan.model.scenario import Scenario
-from outlast.plan.simulate.replications import CAUSES, Cause, draws, run_ensemble
+from outlast.plan.simulate.replications import draws, run_ensemble
 from outlast.plan.simulate.simulated_job import SimulatedJob, job_of
 from outlast.theory.failures import DAY_S, HOUR_S
 

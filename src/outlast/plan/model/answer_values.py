@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +15,8 @@ from outlast.plan.model.scenario import FIELDS, Scenario, default_text
 
 Unit = Literal["s", "share", "USD", "GPUs", "nodes", "bytes", "bytes/s", "1/s", "runs", "times", ""]
 How = Literal["exact", "first order", "simulated", "given"]
+Cause = Literal["work", "save", "redo", "detect", "restart", "wait", "slow"]  # of a run's time
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 # Ends of a 90 % band.
 LOW = 0.05
 HIGH = 0.95

@@ -9,14 +9,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future, wait
 from contextlib import closing
 from itertools import islice
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from outlast import __version__
 from outlast.errors import OutlastError, UsageError
-from outlast.plan.model.answer_values import HIGH, LOW, Quantity, Unit, at_rate
+from outlast.plan.model.answer_values import CAUSES, HIGH, LOW, Quantity, Unit, at_rate
 from outlast.plan.model.ladder_costs import Strategy
 from outlast.plan.model.rates import EXACT
 from outlast.plan.model.scenario import Scenario
@@ -220,8 +220,6 @@ FAILURES = 4_000_000  # that some seconds simulate
 RUNS_MIN = 3
 RUNS_MAX = 256
 HERE = PartExecutor(None, 1)
-Cause = Literal["work", "save", "redo", "detect", "restart", "wait", "slow"]
-CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 class Draw(NamedTuple):
