@@ -35,6 +35,7 @@ SENTINELS = ("nonfinite", "corruption", "straggler", "oom")  # their names, as `
 
 REQUESTS: tuple[FaultKind, ...] = ("requested", "save", "regrow")  # requests, not faults
 RECORDED = "flight recorders of"  # stands in a fault's detail where a hang's were written
+HOST_MEMORY = "for want of memory"  # likewise where the kernel may have killed the worker for it
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,6 +49,7 @@ from pathlib import Path
 # Stragglers: 8, 1,450.
 # Replays on other ranks: 8 with tests, 1,550.
 # Numbers that scripts handle themselves: 3, 420.
+# Failures that repeat at one rank: 0, 170.
 # Histories in columns: 11 with tests and a benchmark, 1,700.
 # Streams of Mosaic, Hugging Face and WebDataset: 6, 720.
 # The planner's page: 9 with tests, 990.

@@ -187,6 +187,7 @@ class ControllerState(parts.StatePart, kw_only=True):
             warm=len(self.warm_spares()),
             step_s=self.saves.step_s,
             rungs=self.budgets.rungs,
+            failed=self.budgets.failed,
             now_ns=now_ns,
         )
 

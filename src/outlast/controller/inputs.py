@@ -261,15 +261,26 @@ class RankMigrated(JournalEntry, frozen=True, tag="Moved"):
     t_ns: int
 
 
+class FailedWorker(NamedTuple):
+    """A worker that its own failure has ended. `failure`: the type of the exception, the exit code,
+    the signal, or the kind of the fault."""
+
+    failure: str
+    seat: int
+    worker: str
+    t_ns: int
+
+
 class RungTaken(JournalEntry, frozen=True):
-    """Rung that a decision took for a class of failure, and the rule of the policy: a later term
-    counts both in the budgets of the hour."""
+    """Rung that a decision took for a class of failure, the rule of the policy, and the worker that
+    its own failure has ended: a later term counts all in the budgets of the hour."""
 
     rung: str
     rule: str
     t_ns: int
     incident: int = 0
     failure: str = ""
+    failed: FailedWorker | None = None
 
 
 class AuditAgreedEntry(JournalEntry, frozen=True, tag="Agreed"):

@@ -15,7 +15,7 @@ import msgspec
 
 from outlast import events
 from outlast.controller.audit.audit_records import ReplicaDigests
-from outlast.controller.inputs import DecisionMade, EndDecided, EndRun, Succession
+from outlast.controller.inputs import DecisionMade, EndDecided, EndRun, FailedWorker, Succession
 from outlast.controller.recovery.recovery_policy import HOUR_NS
 from outlast.controller.save_schedule.save_intervals import Schedule
 from outlast.controller.save_schedule.save_tiers import RunMeasurements
@@ -85,7 +85,7 @@ MODES: dict[Mode, ModeRow] = {
 }
 
 
-CAUSES_MAX = 64  # faults of generations without progress
+CAUSES_MAX, FAILED_MAX = 64, 256  # faults without progress; failed workers
 
 
 class StatePart(msgspec.Struct, kw_only=True):
@@ -277,6 +277,7 @@ class Budgets(StatePart, kw_only=True):
     early_deaths: dict[int, int] = {}  # seat -> early deaths since a generation opened
     spares_failed: int = 0  # spares in a row that died young, since a generation opened
     rungs: tuple[tuple[str, str, int], ...] = ()  # as in Means, of an hour
+    failed: tuple[FailedWorker, ...] = ()  # likewise
 
     def end_attempts(self, faults: tuple[events.Fault, ...]) -> None:
         """End the row of failed generations: one has completed a phase."""
@@ -297,8 +298,7 @@ class Budgets(StatePart, kw_only=True):
 
     def respawns_left(self, respawns_max: int, reached: int) -> int:
         """Return how many workers may still be started; a completed phase resets the budget."""
-        spent = self.respawns if reached <= self.respawned_at else 0
-        return max(0, respawns_max - spent)
+        return max(0, respawns_max - (self.respawns if reached <= self.respawned_at else 0))
 
     def count_respawn(self, respawns_max: int, reached: int) -> int:
         """Count a worker that is started in place of another; return how many there are."""
@@ -317,10 +317,10 @@ class Budgets(StatePart, kw_only=True):
         """Count a lost spare; one that lived for long ends the row."""
         self.spares_failed = self.spares_failed + 1 if died_young else 0
 
-    def take_rung(self, rung: str, failure: str, t_ns: int) -> None:
-        """Count a rung for a class of failure in the budgets of the hour."""
-        since_ns, taken = t_ns - HOUR_NS, (rung, failure, t_ns)
-        self.rungs = (*(one for one in self.rungs if one[2] > since_ns), taken)
+    def take_rung(self, rung: str, failure: str, t_ns: int, failed: FailedWorker | None) -> None:
+        """Count a rung for a class of failure, and the failed worker, in the hour's budgets."""
+        self.rungs = (*(r for r in self.rungs if r[2] > t_ns - HOUR_NS), (rung, failure, t_ns))
+        self.failed = (*self.failed, *filter(None, (failed,)))[-FAILED_MAX:]
 
     def record_opened(self) -> None:
         """Reset the budgets that an open generation resets."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.controller.controller_driver import ControllerDriver
+import pytest
+from tests.controller.controller_driver import ControllerDriver, S
 
 from outlast import events
+from outlast.faults import HOST_MEMORY
 from outlast.transport import messages
 
 RAISED = events.Fault(kind="raised", detail="ValueError", traceback="Traceback\nValueError: x")
+CRASH = {"kind": "exited", "exit_code": 1}
 
 
 def slots(n: int) -> dict[str, bytes]:
@@ -20,9 +23,9 @@ def running(world: int = 2, spares: int = 1, **limits: Any) -> ControllerDriver:
     return ControllerDriver(world=world, spares=spares, **limits).begin().open()
 
 
-def lose_in_turn(desk: ControllerDriver, worker: str, n: int) -> None:
+def lose_in_turn(desk: ControllerDriver, worker: str, n: int, **fault: Any) -> None:
     """`worker` dies, the others answer, and whoever was started for it is warm."""
-    desk.lose(worker, n, slots=slots(n))
+    desk.lose(worker, n, slots=slots(n), **fault)
     for name in desk.seats():
         if name and desk.state.mode == "closing" and desk.state.members.workers[name].hello:
             desk.status(name, n, "idle")
@@ -156,3 +159,74 @@ def test_deaths_at_every_start_end_the_run_all_the_same() -> None:
                 desk.lose(name, -1, "starting", kind="exited", exit_code=1, traceback="E: x")
     end = desk.end()
     assert end is not None and end.outcome == "user_error"
+
+
+def crash(desk: ControllerDriver, seat: int, n: int, **fault: Any) -> None:
+    """A worker ends behind its phase n, and another one completes the next phase."""
+    lose_in_turn(desk, desk.seats()[seat], n, **{**CRASH, **fault})
+    if desk.state.mode == "gathering":
+        desk.heal(n)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"traceback": "Traceback\nValueError: sample 17"},
+        {"exit_code": 42},
+        {"kind": "killed", "exit_code": 0, "signal": 11},
+        {"kind": "killed", "exit_code": 0, "signal": 9, "detail": f"1 process {HOST_MEMORY}"},
+    ],
+)
+def test_a_failure_that_ends_each_worker_of_a_rank_ends_the_run(fault: dict[str, Any]) -> None:
+    """Each of its workers completes a phase before."""
+    desk = running(world=3, spares=0)
+    for n in range(1, 6):
+        crash(desk, 1, n, **fault)
+        assert desk.state.mode == "open", n
+    crash(desk, 1, 6, **fault)
+    last = desk.emitted(events.Decided, history=True)[-1]
+    assert last.rung == "stop" and "has ended 6 workers of rank 1" in last.reason
+    assert last.rule.endswith("repeats_max")
+    end = finish(desk)
+    assert end.cause.seat == 1 and end.cause.kind == fault.get("kind", "exited")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "killed", "exit_code": 0, "signal": 9},
+        {"kind": "agent_lost", "exit_code": 0},
+    ],
+)
+def test_accidents_of_a_rank_do_not(fault: dict[str, Any]) -> None:
+    desk = running(world=3, spares=0)
+    for n in range(1, 30):
+        crash(desk, 1, n, **fault)
+        assert desk.state.mode == "open", n
+
+
+def test_a_failure_of_changing_ranks_ends_the_run_later() -> None:
+    desk = running(world=8, spares=0)
+    for n in range(1, 21):
+        crash(desk, n % 8, n)
+        assert desk.state.mode == "open", n
+    crash(desk, 5, 21)
+    last = desk.emitted(events.Decided, history=True)[-1]
+    assert last.rung == "stop" and "ended 21 workers of any ranks" in last.reason
+
+
+def test_failures_of_a_rank_that_differ_are_not_one() -> None:
+    desk = running(world=3, spares=0)
+    for n in range(1, 20):
+        crash(desk, 1, n, exit_code=20 + n)
+        assert desk.state.mode == "open", n
+
+
+def test_a_takeover_counts_the_workers_of_the_hour() -> None:
+    desk = running(world=3, spares=0)
+    for n in range(1, 6):
+        crash(desk, 1, n)
+    later = ControllerDriver(world=3, spares=0, term=2)
+    later.now_ns = desk.now_ns + S
+    later.begin(journal=tuple(desk.journal()))
+    assert later.state.budgets.failed == desk.state.budgets.failed != ()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.controller.controller_driver import ControllerDriver, S
 
 from outlast import events
-from outlast.controller.inputs import Emit, RungTaken, Verify
+from outlast.controller.inputs import Emit, FailedWorker, RungTaken, Verify
 from outlast.controller.recovery.recovery_ladder import Situation, choose
 from outlast.controller.recovery.recovery_policy import (
     DEFAULT,
@@ -109,6 +109,21 @@ def test_a_class_is_recovered_from_as_often_as_its_budget_allows() -> None:
     assert choose(replace(spent, cause=HUNG), mine).rung == "replace"
     later = replace(spent, means=replace(spent.means, now_ns=HOUR_NS))
     assert choose(later, mine).rung == "replace"
+
+
+def test_repeats_count_workers_that_a_failure_has_ended_within_an_hour() -> None:
+    mine = policy("retry", "replace", "stop", repeats_max=2)
+    exited = Fault(kind="exited", detail="", worker="w5", seat=2, exit_code=1)
+    failed = tuple(FailedWorker("exit code 1", 2, f"w{at}", at * S) for at in (0, 1, 1))
+    spent = replace(SITUATION, cause=exited, means=Means(failed=failed, now_ns=HOUR_NS - 1))
+    choice = choose(spent, mine)
+    assert choice.rung == "stop" and choice.rule == "policy mine, exited, repeats_max"
+    assert choose(replace(spent, cause=replace(exited, worker="w1")), mine).rung == "replace"
+    assert choose(replace(spent, cause=replace(exited, seat=1)), mine).rung == "replace"
+    assert choose(replace(spent, lost=()), mine).rung == "retry", "no worker is lost by it"
+    later = replace(spent, means=replace(spent.means, now_ns=HOUR_NS))
+    chosen = choose(later, mine)
+    assert chosen.failed == FailedWorker("exit code 1", 2, "w5", HOUR_NS)
 
 
 def test_a_budget_of_default_is_for_each_class_without_a_table() -> None:
@@ -296,7 +311,7 @@ def test_a_restart_from_disk_leaves_out_newer_copies_in_memory() -> None:
 def test_a_spent_budget_of_a_class_stops_the_run() -> None:
     mine = policy("replace", "stop", failures_max={"default": 1})
     desk = running(mine)
-    desk.state.budgets.take_rung("replace", "killed", desk.now_ns)
+    desk.state.budgets.take_rung("replace", "killed", desk.now_ns, None)
     lose(desk, 4)
     end = desk.state.ending.result
     assert end is not None and end.outcome == "gave_up"

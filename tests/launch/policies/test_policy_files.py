@@ -42,7 +42,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     policy = read_policy(
         written(
             tmp_path,
-            "price_usd_per_rank_hour = 2\ndeadline = 1970-01-01T01:00:10+01:00\n"
+            "price_usd_per_rank_hour = 2\nrepeats_max = 7\ndeadline = 1970-01-01T01:00:10+01:00\n"
             "[budgets]\nrestart = 2\n"
             '[default]\nrungs = [{ rung = "restart", cost_max_usd = 5, steps_lost_max = 3 },'
             ' { rung = "restart", remaining_min_s = 60 }, "stop"]\n'
@@ -58,6 +58,7 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     )
     assert policy.rules("hung") == (RungRule(rung="stop"),)
     assert (policy.deadline_s, policy.price_usd_per_rank_hour) == (10.0, 2.0)
+    assert policy.repeats_max == 7 and read_policy("exact").repeats_max == 5
     assert policy.budgets == {"restart": 2} and policy.failures_max == {"hung": 3}
     assert policy.exit_classes[42] == "license_lost" and policy.exit_classes[17]
     assert [rule.rung for rule in policy.rules("license_lost")] == ["restart", "stop"]
@@ -68,6 +69,8 @@ def test_a_file_is_read_whole(tmp_path: Path) -> None:
     ("text", "line", "says"),
     [
         ("[defualt]\nrungs = ['stop']", 1, "unknown key 'defualt'; did you mean default?"),
+        ("repeats_max = 0\n" + LAST, 1, "repeats_max is 0, and must be from 1 to 1,000,000"),
+        ("repeats_max = true\n" + LAST, 1, "repeats_max is True: give times an hour"),
         (LAST + "[hang]\nrungs = ['stop']", 3, "unknown key 'hang'; did you mean hung?"),
         (LAST + "[contract]\nrungs = ['stop']", 3, "a broken contract of a phase has no rungs"),
         (LAST + "[shrink]\nrungs = ['stop']", 3, "unknown key 'shrink'"),

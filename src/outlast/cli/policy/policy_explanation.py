@@ -331,6 +331,9 @@ def _print(policy: RecoveryPolicy, job: _Job, answers: list[PolicyAnswer]) -> No
         echo(f"budget: {rung} at most {budget} times an hour{what}")
     for failure, budget in policy.failures_max.items():
         echo(f"budget: {failure} is recovered from at most {budget} times an hour")
+    echo(
+        f"repeats: {policy.repeats_max} workers of one rank an hour are replaced after one failure"
+    )
     for code, failure in policy.exit_classes.items():
         echo(f"exit code {code}: {failure}")
 

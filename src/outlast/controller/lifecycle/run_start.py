@@ -78,7 +78,7 @@ def begin_term(turn: ControllerTurn, event: BeginTerm) -> None:
             planned_migration.restore_moves(turn, entry)
         elif isinstance(entry, RungTaken):
             t_ns = min(entry.t_ns, turn.now_ns)
-            state.budgets.take_rung(entry.rung, entry.failure, t_ns)
+            state.budgets.take_rung(entry.rung, entry.failure, t_ns, entry.failed)
         elif isinstance(entry, DrainRequested):
             drain = entry.reason
         elif isinstance(entry, EndDecided):

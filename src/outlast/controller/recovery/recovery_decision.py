@@ -341,8 +341,9 @@ def _announce(
         t_ns=turn.now_ns,
         incident=state.incident.number,
         failure=choice.failure,
+        failed=choice.failed,
     )
-    state.budgets.take_rung(taken.rung, taken.failure, taken.t_ns)
+    state.budgets.take_rung(taken.rung, taken.failure, taken.t_ns, taken.failed)
     turn.journal(taken)
     turn.emit(
         events.Decided(

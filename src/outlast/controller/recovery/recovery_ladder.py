@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from outlast.controller.inputs import FailedWorker
 from outlast.controller.recovery.rank_units import fewest_leaving
 from outlast.controller.recovery.recovery_policy import (
     DEFAULT,
@@ -18,9 +19,11 @@ from outlast.controller.recovery.recovery_policy import (
     RecoveryPolicy,
     Rung,
     numbered,
+    repeated,
     spent_budget,
     unmet,
 )
+from outlast.controller.recovery.root_fault import failed_worker
 from outlast.events import Fault
 
 
@@ -63,7 +66,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 class RecoveryChoice(msgspec.Struct, frozen=True):
     """The chosen rung of the recovery ladder, the reason, and the rule of the policy. `from_disk`:
     a restart that leaves out copies in memory. `leaving`: ranks that leave. `failure`: its class,
-    which counts in the policy's budgets; "" for a return of ranks."""
+    and `failed`: the worker that it has ended, which count in the policy's budgets; "" for a return
+    of ranks."""
 
     rung: Rung | Literal["regrow"]
     reason: str
@@ -71,6 +75,7 @@ class RecoveryChoice(msgspec.Struct, frozen=True):
     from_disk: bool = False
     leaving: tuple[int, ...] = ()
     failure: str = ""
+    failed: FailedWorker | None = None
 
 
 class _Course(NamedTuple):
@@ -113,12 +118,18 @@ def choose(situation: Situation, policy: RecoveryPolicy = DEFAULT) -> RecoveryCh
             why_not = f"{why_not}; {why}" if why_not else why
         else:
             reason, possible = _RUNGS[rung](situation, course)
+            failed = None
+            if possible and rung not in ("retry", "stop"):
+                failed = failed_worker(situation.cause, situation.means.now_ns)
+            if why := repeated(policy, situation.means, failed):
+                why += _cause_suffix(situation)
+                return RecoveryChoice("stop", why, f"policy {policy.name}, {failure}, repeats_max")
             if possible:
                 place = f"rung {number} of {len(rules)}"
                 source = f"policy {policy.name}" if failure != "request" else "no failure"
                 rule_text = f"{source}, {failure}, {place}"
                 leaving = _leaving(situation, course) if rung == "shrink" else ()
-                return RecoveryChoice(rung, reason, rule_text, from_disk, leaving, failure)
+                return RecoveryChoice(rung, reason, rule_text, from_disk, leaving, failure, failed)
             why_not = reason or why_not
         keeps = course.keeps_survivors or rung not in FROM_A_COPY
         course = course._replace(

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from outlast.controller.inputs import FailedWorker
 from outlast.events import Fault
 
 Rung = Literal[
@@ -39,6 +40,8 @@ FAILURES = (
 # (megatron/core/rerun_state_machine.py), 93 of NVIDIA's resiliency extension.
 EXIT_CLASSES = {16: "resume_to_disambiguate", 17: "failed_validation", 93: "no_restart"}
 _FINAL = ("failed_validation", "no_restart")  # the process asks that nothing is started again
+REPEATS_MAX = 5
+_ANY_RANK = 4  # times as many repeats, where ranks differ: devices fail alike in large jobs
 HOUR_S = 3600.0
 HOUR_NS = 3600 * 10**9
 
@@ -81,14 +84,16 @@ class RecoveryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Choice of rungs. `classes`: rules in order, by class of failure, for those that differ from
     `default`. `budgets`: how often an hour each rung is taken; of `migrate`, for findings of node
     checks and Slurm's drains. `failures_max`: how often an hour a class is recovered from; that of
-    "default" holds for each class without rules of its own. `exit_codes`: classes of exit codes,
-    beside EXIT_CLASSES."""
+    "default" holds for each class without rules of its own. `repeats_max`: how many workers of one
+    rank the same failure ends within an hour. `exit_codes`: classes of exit codes, beside
+    EXIT_CLASSES."""
 
     name: str
     default: tuple[RungRule, ...]
     classes: dict[str, tuple[RungRule, ...]] = {}
     budgets: dict[Rung, int] = {}
     failures_max: dict[str, int] = {}
+    repeats_max: int = REPEATS_MAX
     exit_codes: dict[int, str] = {}
     price_usd_per_rank_hour: float = 0.0
     deadline_s: float = 0.0  # Unix time until which the job should be done; 0: none
@@ -159,6 +164,7 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float = 0.0  # newest measured step; 0: none was timed
     rungs: tuple[tuple[str, str, int], ...] = ()  # taken, for which class of failure, and when
     now_ns: int = 0  # Unix time
+    failed: tuple[FailedWorker, ...] = ()  # of an hour, whose loss was recovered from
 
     def recent(self, rung: Rung) -> int:
         """Return how often a rung was taken within the last hour."""
@@ -189,6 +195,28 @@ def spent_budget(policy: RecoveryPolicy, means: Means, failure: str) -> str:
     return (
         f"failures of class {failure} were recovered from {recent} times within an hour, and the"
         f" budget is {budget}"
+    )
+
+
+def repeated(policy: RecoveryPolicy, means: Means, failed: FailedWorker | None) -> str:
+    """Return why no further worker is lost to a failure that repeats; "" if it does not."""
+    if failed is None:
+        return ""
+    since_ns = means.now_ns - HOUR_NS
+    alike = {
+        one.worker: one.seat
+        for one in means.failed
+        if one.failure == failed.failure and one.t_ns > since_ns and one.worker != failed.worker
+    }
+    here = sum(seat == failed.seat for seat in alike.values())
+    limit, everywhere = policy.repeats_max, _ANY_RANK * policy.repeats_max
+    if here < limit and len(alike) < everywhere:
+        return ""
+    ranks = f"of rank {failed.seat}" if here >= limit else "of any ranks"
+    count, most = (here, limit) if here >= limit else (len(alike), everywhere)
+    return (
+        f"{failed.failure} has ended {count + 1} workers {ranks} within an hour, and {most} are"
+        f" replaced (repeats_max = {limit})"
     )
 
 

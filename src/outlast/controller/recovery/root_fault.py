@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
+from outlast.controller.inputs import FailedWorker
 from outlast.events import REQUESTS, Fault
+from outlast.faults import HOST_MEMORY
 
 _CRASHES = (4, 6, 7, 8, 11)  # SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: by the process itself
 _TRACED = ("raised", "exited", "oom")
+# By a worker itself or its device, unlike lost hosts and connections.
+_OWN = ("killed", "exited", "hung", "raised", "torn", "diverged", "nonfinite", "oom", "storage")
+_EXCEPTION = re.compile(r"(?:\[rank\d+\]: )?([A-Za-z_][\w.]*)(?::|$)")
 
 _TELLING = (
     "contract", "mismatch", "diverged", "nonfinite", "oom", "unknown", "torn", "storage", "hung",
@@ -48,6 +55,24 @@ def failure_identity(faults: tuple[Fault, ...]) -> str:
     if fault.kind in ("transport", "transfer", "unsettled"):
         return fault.kind  # the rank that reports it is random
     return f"{fault.kind} at rank {fault.seat}"
+
+
+def failed_worker(fault: Fault | None, now_ns: int) -> FailedWorker | None:
+    """Return the worker that a fault ends, if it may repeat in the next one; None for accidents,
+    and for failures between workers."""
+    if fault is None or fault.kind not in _OWN or fault.seat < 0 or not fault.worker:
+        return None
+    if is_accident(fault) and HOST_MEMORY not in fault.detail:
+        return None
+    failure: str = fault.kind
+    if fault.signal:
+        failure = f"signal {fault.signal}"
+    elif fault.exit_code:
+        failure = f"exit code {fault.exit_code}"
+    lines = fault.traceback.strip().splitlines()
+    if lines and (found := _EXCEPTION.match(lines[-1].strip())):
+        failure = found[1]
+    return FailedWorker(failure, fault.seat, fault.worker, now_ns)
 
 
 def is_accident(fault: Fault) -> bool:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from outlast.events import Fault
+from outlast.faults import HOST_MEMORY
 from outlast.launch.host.worker_family import oom_kills, signal_name
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerOutcome
 from outlast.transport import messages
@@ -115,7 +116,7 @@ def _host_memory(worker: WorkerHandle, count_kills: Callable[[], int]) -> str:
     if killed <= 0:
         return ""
     return (
-        f"; the kernel has killed {killed} process(es) here for want of memory since this worker"
+        f"; the kernel has killed {killed} process(es) here {HOST_MEMORY} since this worker"
         " began: the host's memory, not a device's"
     )
 

@@ -19,6 +19,7 @@ from outlast.controller.recovery.recovery_policy import (
     FAILURES,
     FROM_A_COPY,
     PLANNED,
+    REPEATS_MAX,
     RUNGS,
     RecoveryPolicy,
     Rung,
@@ -34,7 +35,10 @@ VERSION = 1
 BUDGET_MAX = 1_000_000
 EXIT_CODE_MAX = 255
 RULES_MAX = 64
-_TOP = ("version", "price_usd_per_rank_hour", "deadline", "budgets", "exit_codes", "default")
+_TOP = (
+    *("version", "price_usd_per_rank_hour", "deadline", "repeats_max"),
+    *("budgets", "exit_codes", "default"),
+)
 _CLASS_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _CONDITIONS = tuple(name for name in RungRule.__struct_fields__ if name != "rung")
 _UNDONE = "nothing was started"
@@ -110,6 +114,10 @@ class _PolicyFile:
             classes={each: self._rules(each) for each in known if each in data},
             budgets=self._budgets(),
             failures_max=self._failures_max(("default", *known)),
+            repeats_max=self._budget(
+                data.get("repeats_max", REPEATS_MAX),
+                *("repeats_max", "", 'to never replace a failed worker, give rungs = ["stop"]'),
+            ),
             exit_codes=codes,
             price_usd_per_rank_hour=self._price(),
             deadline_s=self._deadline(),
@@ -219,13 +227,12 @@ class _PolicyFile:
         return budgets
 
     def _budget(self, value: object, name: str, table: str, other: str) -> int:
+        place = f"[{table}] {name}" if table else name
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self._error(f"[{table}] {name} is {value!r}: give times an hour", name, table)
+            raise self._error(f"{place} is {value!r}: give times an hour", name, table)
         if not 1 <= value <= BUDGET_MAX:
             wanted = f"from 1 to {BUDGET_MAX:,}"
-            raise self._error(
-                f"[{table}] {name} is {value}, and must be {wanted}; {other}", name, table
-            )
+            raise self._error(f"{place} is {value}, and must be {wanted}; {other}", name, table)
         return value
 
     def _exit_codes(self) -> dict[int, str]:
