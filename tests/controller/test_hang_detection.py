@@ -288,8 +288,9 @@ def test_an_uninterruptible_wait_is_named() -> None:
     assert "uninterruptible" in verdict.suspects[0].detail
 
 
-def test_a_script_that_ended_while_the_others_go_on_is_named() -> None:
-    looks = [look(0, 100), look(1, 99, state="finished"), look(2, 100, state="voting")]
+@pytest.mark.parametrize("n", [40, 41])  # 41: it has ended behind the vote of phase 41
+def test_a_script_that_ended_while_the_others_go_on_is_named(n: int) -> None:
+    looks = [look(0, 100, n=n), look(1, 99, state="finished"), look(2, 100, state="voting", n=n)]
     assert judge(100.5, *looks) == HangVerdict()
     (fault,) = judge(101.5, *looks).suspects
     assert (fault.kind, fault.worker) == ("contract", "w1")

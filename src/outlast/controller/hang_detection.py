@@ -243,7 +243,7 @@ def _left_collectives(looks: tuple[WorkerObservation, ...], now_ns: int) -> list
     ]
     faults = []
     for worker in looks:
-        waiting = [other for other in going if other.n == worker.n]
+        waiting = [other for other in going if other.n >= worker.n]
         if worker.state == "finished" and waiting and now_ns - worker.t_ns > _LEFT_NS:
             detail = (
                 f"the script of {name_of(worker)} exited after phase {worker.n}, while"
