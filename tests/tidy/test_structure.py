@@ -54,8 +54,9 @@ from pathlib import Path
 # Streams of Mosaic, Hugging Face and WebDataset: 6, 720.
 # The planner's page: 9 with tests, 990.
 # Notifications: 5, 570.
+# Experiment loggers: 5 with a command, 460.
 CEILINGS = {
-    "modules": 634,
+    "modules": 639,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -64,7 +65,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 136000,
+    "lines": 136376,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -62,6 +62,10 @@ COMMANDS = {
         "reports.run_reports:explain",
         "Explain incidents: cause, decision, reason and cost.",
     ),
+    "log": (
+        "reports.log:log",
+        "Write a run's metrics and incidents to TensorBoard, W&B, MLflow or trackio.",
+    ),
     "replay": (
         "replay:replay",
         "Repeat steps of a run twice, and find nondeterministic operations.",

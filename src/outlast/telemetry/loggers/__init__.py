@@ -1,0 +1,1 @@
+"""Experiment loggers: a run's committed metrics for TensorBoard, W&B, MLflow and trackio."""
