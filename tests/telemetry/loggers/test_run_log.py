@@ -103,11 +103,14 @@ def test_the_command_names_what_is_wrong(
     wrong = {
         "neptune:x": "the targets are",
         "tensorboard:": "the targets are",
+        "tensorboard:s3://bucket/x": "and no URL",
+        "mlflow:https://user:s3cret@a.example": "leave user and password out",
         "wandb:gpt": "pip install wandb",
     }
     for target, why in wrong.items():
         assert main(["log", run_dir, "--to", target]) == 2
-        assert why in " ".join(capsys.readouterr().err.replace("│", " ").split())
+        shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert why in shown and "s3cret" not in shown
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
     for flags in (["--rank=7"], ["--name=a/b"]):
         assert main(["log", run_dir, "--to=wandb:gpt", *flags]) == 2

@@ -63,6 +63,13 @@ def open_log(target: str) -> MetricLog:
     if kind not in kinds or not place:
         names = "tensorboard:DIR, wandb:PROJECT, mlflow:URI and trackio:PROJECT"
         raise UsageError(f"--to {target}: the targets are {names}")
+    if "://" in place and (kind == "tensorboard" or "@" in place):
+        raise UsageError(
+            f"--to {kind}: a directory is needed, and no URL"
+            if kind == "tensorboard"
+            else f"--to {kind}: leave user and password out; MLFLOW_TRACKING_USERNAME and"
+            " MLFLOW_TRACKING_PASSWORD give them"
+        )
     return kinds[kind](place)
 
 
