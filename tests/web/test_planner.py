@@ -65,6 +65,7 @@ def test_a_band_holds_intervals_and_spares() -> None:
         ([("over", "luck")], "over luck is unknown"),
         ([("gpus", "8"), ("gpus", "16")], "gpus is given twice"),
         ([("rates", "/etc/passwd")], "rates names a file"),
+        ([("rack-mtbf", "1h")], "rack-mtbf takes seconds to compute"),
         ([("gpus", "1")] * 100, "100 values"),
         ([("cost", "<script>alert(1)</script>")], "needs a number"),
         ([("interval", "1min"), ("flush", "2min")], "longer than"),

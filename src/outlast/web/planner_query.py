@@ -16,7 +16,13 @@ PAIRS_MAX = 64
 TEXT_MAX = 64  # characters of a value
 GPUS = "16384"
 STRATEGY: Strategy = "outlast"
-PLANNER_FIELDS = tuple(field for field in FIELDS if field.key != "rates")  # a file of the server
+_SLOW = "takes seconds to compute; `outlast plan compare` has it"
+REFUSED_FIELDS = {  # with the reason
+    "rates": "names a file; give its failures, or use `outlast plan compare --rates`",
+    "rack-mtbf": _SLOW,
+    "rack-nodes": _SLOW,
+}
+PLANNER_FIELDS = tuple(field for field in FIELDS if field.key not in REFUSED_FIELDS)
 
 
 class PlannerQuery(NamedTuple):
@@ -35,12 +41,10 @@ def given_texts(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     known = {"strategy", "over", *(field.key for field in PLANNER_FIELDS)}
     texts: dict[str, str] = {}
     for key, text in pairs:
+        if key in REFUSED_FIELDS:
+            raise ConfigError(f"{key} {REFUSED_FIELDS[key]}")
         if key not in known:
-            raise ConfigError(
-                f"{_short(key)!r} is unknown; known are {', '.join(sorted(known))}"
-                if key != "rates"
-                else "rates names a file; give its failures, or use `outlast plan --rates`"
-            )
+            raise ConfigError(f"{_short(key)!r} is unknown; known are {', '.join(sorted(known))}")
         if len(text) > TEXT_MAX:
             raise ConfigError(f"{key} has {len(text):,} characters; at most {TEXT_MAX}")
         if key in texts:
