@@ -42,6 +42,10 @@ def test_a_copy_that_ends_with_its_host_before_the_start(seed: int) -> None:
     run_seed(seed)
 
 
+def test_a_lone_waiter_whose_shards_nobody_holds_restarts_all_ranks() -> None:
+    assert run_seed(900_217).restarts == 1
+
+
 def test_a_lost_message_of_a_worker_is_recovered() -> None:
     assert run_seed(56682).outcome == "done"
 

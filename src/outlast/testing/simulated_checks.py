@@ -126,13 +126,15 @@ class RunChecks:
                 self._ledger.fail(f"{worker.name} was killed as silent, though it answers")
 
     def calm(self) -> None:
-        """Check that waiting scripts lose nothing; a lone waiter is given up once at most."""
+        """Check that waiting scripts lose nothing; a lone waiter is given up once at most, and all
+        ranks start again only where no other one holds its shards."""
         seats: dict[int, set[int]] = {}
         for strike in self._plan.strikes:
             if strike.point == "attempt":
                 seats.setdefault(strike.nth, set()).add(strike.seat)
         given_up = sum(len(waiting) < self._plan.world for waiting in seats.values())
-        restarts_max = 0 if self._cluster.recovery is DEFAULT else given_up
+        has_replicas = 2 * self._plan.shard_sets <= self._plan.world
+        restarts_max = 0 if self._cluster.recovery is DEFAULT and has_replicas else given_up
         if self._cluster.restarts > restarts_max or self._ledger.decided > 1 + given_up:
             self._ledger.fail(
                 f"{self._cluster.restarts} restarts and {self._ledger.decided} generations of a run"
