@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from outlast.cli import main
+
 FENCE = re.compile(r"^```(?:sh|console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 OPERATORS = {"|", ">", ">>", "&", "&&", "||", ";"}
@@ -46,6 +48,17 @@ def test_links_lead_somewhere(documents: list[Path]) -> None:
             missing = not target.exists() or (anchor and anchor not in _headings(target))
             broken += [f"{document}: {link}"] if missing else []
     assert broken == []
+
+
+def test_no_document_has_marks_of_a_merge(documents: list[Path]) -> None:
+    marks = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
+    assert [str(each) for each in documents if marks.search(each.read_text())] == []
+
+
+def test_the_index_of_commands_names_each(root: Path) -> None:
+    index = (root / "docs" / "reference" / "commands.md").read_text()
+    pages = set(re.findall(r"^commands/(\w+)$", index, re.MULTILINE))
+    assert pages == {"run", *main.COMMANDS, *main.GROUPS}
 
 
 def test_files_that_documents_name_exist(documents: list[Path], root: Path) -> None:
