@@ -137,3 +137,11 @@ def test_a_poisoned_gradient_has_left_its_marker(tmp_path: Path, cause: str) -> 
     place.faults.reach("backward")
     place.faults.reach("backward")
     assert (tmp_path / spec.marker(0)).exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated.*:DeprecationWarning")
+def test_a_protected_module_of_torchscript_is_no_place_of_a_fault(tmp_path: Path) -> None:
+    place = Place(tmp_path, parse("raise:rank=0,step=1,phase=forward"))
+    scripted: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+    place.faults.watch_state(ProtectedState({"scripted": scripted}, {}), lambda: True)
+    assert scripted(torch.ones(1, 2)).shape == (1, 2)

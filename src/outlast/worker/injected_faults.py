@@ -20,6 +20,7 @@ from outlast import events
 from outlast.config import WorkerSettings
 from outlast.controller.fault_spec import FaultSpec, Where
 from outlast.worker.groups.work_handles import opaque
+from outlast.worker.sentinels.nonfinite_gradients import takes_hooks
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 
@@ -238,7 +239,10 @@ def _lasts(spec: FaultSpec) -> bool:
 
 
 def _parts_with_forward(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the module, or of a container without `forward` the outermost parts that have one."""
+    """Yield the module, or of a container without `forward` the outermost parts that have one. A
+    fault cannot strike inside of TorchScript."""
+    if not takes_hooks(module):
+        return
     if type(module).forward is not nn.Module.forward:
         yield module
         return

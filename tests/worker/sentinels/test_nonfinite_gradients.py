@@ -206,3 +206,13 @@ def test_the_first_module_whose_output_is_not_finite() -> None:
     assert not net[2]._forward_hooks
     with outputs.watched({"net": net}):
         assert outputs.first_nonfinite() == "", "nothing of the attempt before"
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated.*:DeprecationWarning")
+def test_a_module_of_torchscript_is_named_by_the_module_around_it() -> None:
+    """TorchScript refuses hooks."""
+    scripted, outputs = torch.jit.script(nn.Sequential(nn.Linear(2, 2))), ModuleOutputs()
+    net = nn.Sequential(scripted)
+    with outputs.watched({"net": net, "scripted": scripted}):
+        net(torch.full((1, 2), math.nan))
+    assert outputs.first_nonfinite() == "output of net"

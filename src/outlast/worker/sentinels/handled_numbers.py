@@ -35,6 +35,7 @@ from outlast.worker.sentinels.nonfinite_gradients import (
     GradientLook,
     OwnContribution,
     nonfinite_gradient,
+    takes_hooks,
 )
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.state.tensor_digests import local_shard
@@ -72,7 +73,7 @@ class CloseView:
         handles = [
             module.register_forward_hook(opaque(self._hook(name)))
             for name, module in modules.items()
-            if is_on
+            if is_on and takes_hooks(module)
         ]
         try:
             yield

@@ -247,6 +247,11 @@ class OwnContribution:
         return unserializable_hook(opaque(add))
 
 
+def takes_hooks(module: nn.Module) -> bool:
+    """Return whether hooks can be registered on a module: TorchScript's modules refuse them."""
+    return not isinstance(module, torch.jit.ScriptModule)
+
+
 class ModuleOutputs:
     """Outputs of modules in one attempt, to name the first one that is not finite."""
 
@@ -255,7 +260,7 @@ class ModuleOutputs:
 
     @contextmanager
     def watched(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Look at the outputs of the innermost modules."""
+        """Look at the outputs of the innermost modules that take hooks."""
         self._sums.clear()
         handles = [
             part.register_forward_hook(opaque(self._look(name)))
@@ -263,7 +268,7 @@ class ModuleOutputs:
             for (name, part), _ in zip(
                 module.named_modules(prefix=root), range(_MODULES_MAX), strict=False
             )
-            if not any(True for _ in part.children())
+            if takes_hooks(part) and not any(map(takes_hooks, part.children()))
         ]
         try:
             yield
