@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 import subprocess
 import urllib.request
@@ -19,7 +18,6 @@ from outlast.telemetry.live_view import LineDisplay
 from outlast.telemetry.run_metrics import LAST_SCRAPE_S, MetricsEndpoint, RunMetrics
 
 RULES = Path(__file__).parents[2] / "examples/monitoring/outlast_alerts.yml"
-PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 needs_promtool = pytest.mark.skipif(
     not shutil.which("promtool"), reason="there is no promtool on this machine"
 )
@@ -54,12 +52,6 @@ def test_values_are_those_of_the_board(tmp_path: Path) -> None:
     assert found["outlast_committed_steps_lost_total"] == 0
     assert found["outlast_training"] == 1 and found["outlast_loss"] == 2.5
     assert found["outlast_generation"] == 2
-
-
-def test_every_name_is_documented(tmp_path: Path) -> None:
-    page = PAGE.read_text()
-    names = {name.partition("{")[0] for name in values(played(tmp_path))}
-    assert len(names) >= 15 and [name for name in names if f"`{name}" not in page] == []
 
 
 @needs_promtool
@@ -195,8 +187,7 @@ def test_each_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     assert names == list(SERIES)
 
 
-def test_dashboards_use_documented_metrics_and_say_what_they_show() -> None:
-    page = PAGE.read_text()
+def test_each_panel_says_what_it_shows_and_in_which_unit() -> None:
     paths = sorted(RULES.parent.glob("*_dashboard.json"))
     assert len(paths) == 3
     for path in paths:
@@ -205,10 +196,8 @@ def test_dashboards_use_documented_metrics_and_say_what_they_show() -> None:
         assert len({panel["id"] for panel in panels}) == len(panels)
         assert board["uid"].replace("-", "_") + "_dashboard.json" == path.name
         for panel in panels:
-            assert panel["title"] and panel["description"] and panel["fieldConfig"], panel
-            for target in panel["targets"]:
-                names = set(re.findall(r"outlast_\w+", target["expr"]))
-                assert [name for name in names if f"`{name}" not in page] == [], panel["title"]
+            assert panel["title"] and panel["description"] and panel["targets"], panel
+            assert panel["fieldConfig"]["defaults"]["unit"], panel
 
 
 def _labelled(series: str) -> str:

@@ -55,8 +55,9 @@ from pathlib import Path
 # The planner's page: 9 with tests, 990.
 # Notifications: 5, 570.
 # Experiment loggers: 5 with a command, 460.
+# Golden names of metrics, and dashboards in Grafana's models: 1, 75.
 CEILINGS = {
-    "modules": 639,
+    "modules": 640,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -65,7 +66,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 136376,
+    "lines": 136450,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
