@@ -56,8 +56,9 @@ from pathlib import Path
 # Notifications: 5, 570.
 # Experiment loggers: 5 with a command, 460.
 # Golden names of metrics, and dashboards in Grafana's models: 1, 75.
+# Servers of pages by what they show: 1, 60.
 CEILINGS = {
-    "modules": 640,
+    "modules": 641,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -66,7 +67,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 136450,
+    "lines": 136514,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

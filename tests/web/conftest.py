@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 @contextmanager
-def serving(path: Path, *flags: str) -> Iterator[str]:
+def serving(path: Path | str, *flags: str) -> Iterator[str]:
     """Yield the link that `outlast view` prints; the server ends with the block, by Ctrl-C."""
     words = [sys.executable, "-m", "outlast", "view", str(path), "--port=0", *flags]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as it:

@@ -51,7 +51,7 @@ def test_a_live_page_follows_a_kill_and_the_end(browser: Browser, tmp_path: Path
         page.locator("#incident-1 summary").click()
         run.steps(4)
         expect(page.locator("#answer-training")).to_contain_text("step 12", timeout=30_000)
-        assert page.locator("#incident-1").get_attribute("open") is not None
+        expect(page.locator("#incident-1")).to_have_attribute("open", "")
         run.end().close()
         expect(page.locator("#live")).to_contain_text("ended", timeout=30_000)
 
@@ -69,7 +69,7 @@ def test_the_exported_page(browser: Browser, tmp_path: Path, width: int, scheme:
     lane = page.locator("path.lane.step").first
     assert lane.evaluate("path => getComputedStyle(path).fill") != "rgb(0, 0, 0)"
     page.locator("svg a").first.click()
-    assert page.locator("#incident-1").get_attribute("open") is not None
+    expect(page.locator("#incident-1")).to_have_attribute("open", "")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])

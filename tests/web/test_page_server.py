@@ -113,6 +113,14 @@ def test_an_index_of_runs(run: SyntheticRun, tmp_path: Path) -> None:
         assert refused.status == 400 and b"10,000 characters" in refused.body
 
 
+def test_the_planner_alone() -> None:
+    with serving("--plan") as link:
+        first = get(link)
+        assert first.status == 303 and first.headers["location"] == "/plan"
+        assert b'id="answer-goodput"' in get(link, "/plan?gpus=4096").body
+        assert get(link, "/runs/gpt").status == 404
+
+
 def test_a_port_in_use_is_refused(run: SyntheticRun) -> None:
     from outlast.cli.main import main
 

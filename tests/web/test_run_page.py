@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.telemetry.synthetic_run import SyntheticRun
 
@@ -92,6 +92,7 @@ def test_a_page_loads_nothing(tmp_path: Path) -> None:
     assert " style=" not in page and not re.search(r"\son\w+=", page)
 
 
+@example([(0, 0.0), (1, 5e-324)])
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.floats(allow_nan=True)), max_size=2000))
 def test_a_curve_stays_inside(points: list[tuple[int, float]]) -> None:
     axis = TimeAxis(0, 10**12, ())
@@ -130,6 +131,10 @@ def test_losses_that_are_no_numbers(tmp_path: Path) -> None:
         (["run", "--port", "99999"], "--port 99999 is not in 0 to 65535"),
         (["run", "--price-per-hour", "-1"], "is negative"),
         (["run", "--export", "here.html"], "exists"),
+        ([], "give a PATH, or --plan for the planner alone"),
+        (["run", "--plan"], "the pages of a PATH have a link to the planner"),
+        (["--plan", "--export", "x.html"], "--export is of a run, and --plan shows none"),
+        (["--plan", "--price-per-hour", "2"], "--price-per-hour is of a run"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(
@@ -141,7 +146,7 @@ def test_what_cannot_be_shown_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here.html").touch()
-    if words[0] == "run":
+    if "run" in words:
         SyntheticRun(tmp_path / "run", world=2).start().steps(3).end()
     assert main(["view", *words]) in (EXIT_USAGE, 1)
     assert why in " ".join(capsys.readouterr().err.replace("│", " ").split())

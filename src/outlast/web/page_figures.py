@@ -29,6 +29,7 @@ CURVE_PX = 120
 POINTS_MAX = 400
 GAP = 8
 LARGEST = 1e100  # as good as infinite on a curve; also False for NaN
+SMALLEST = 1e-300  # of an axis: a share of a smaller range is 0
 TICKS = 5
 _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
@@ -131,7 +132,8 @@ def curve(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis, name: str,
     cut = values[int(0.98 * (len(values) - 1))]
     if high > 4 * cut > 0 and low >= 0:  # a step of a recovery would flatten all others
         high = 1.5 * cut
-    room = (high - low) or abs(high) or 1.0
+    room = (high - low) or abs(high)
+    room = room if room > SMALLEST else 1.0
     low, high = low - 0.06 * room, high + 0.06 * room
     line = "".join(
         '<polyline class="curve" points="'

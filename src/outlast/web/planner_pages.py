@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import anyio
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from outlast.errors import UsageError
@@ -26,6 +26,15 @@ def planner_routes() -> list[Route]:
         "/plan/curves": curves_response,
     }
     return [Route(path, _endpoint(respond)) for path, respond in pages.items()]
+
+
+def planner_home() -> Route:
+    """Return the first page of a server that shows the planner alone."""
+
+    async def home(_request: Request) -> Response:
+        return RedirectResponse("/plan", 303)
+
+    return Route("/", home)
 
 
 def _endpoint(respond: Callable[[Pairs], Response]) -> Callable[[Request], object]:

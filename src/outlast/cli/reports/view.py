@@ -12,7 +12,9 @@ from outlast.cli.output_stream import echo
 from outlast.errors import EXIT_DONE, RunDirError, UsageError
 
 if TYPE_CHECKING:
-    from outlast.web.page_server import PageServer
+    from collections.abc import Sequence
+
+    from starlette.routing import Route
 
 PORT = 8470
 _PORT_MAX = 65535
@@ -20,8 +22,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def view(
-    path: Path,
+    path: Path | None = None,
     *,
+    plan: bool = False,
     port: int = PORT,
     host: str = "127.0.0.1",
     export: Path | None = None,
@@ -36,6 +39,8 @@ def view(
     ----------
     path
         Run directory, or a directory of run directories.
+    plan
+        Show the planner alone, without PATH. With a PATH, its pages have a link to the planner.
     port
         Port of the server; 0: any free one.
     host
@@ -45,42 +50,62 @@ def view(
     price_per_hour
         Dollars an hour of the whole job, for its cost.
     """
-    from outlast.web.page_server import PageServer, find_runs
-    from outlast.web.run_content import RunReading
-    from outlast.web.run_page import render_page
+    from outlast.web.planner_pages import planner_home, planner_routes
 
     if not 0 <= port <= _PORT_MAX:
         raise UsageError(f"--port {port} is not in 0 to {_PORT_MAX}")
     if price_per_hour < 0:
         raise UsageError(f"--price-per-hour {price_per_hour:g} is negative")
+    if plan == (path is not None):
+        raise UsageError(
+            "give a PATH, or --plan for the planner alone"
+            + ("; the pages of a PATH have a link to the planner" if path else "")
+        )
+    if path is None:
+        if export is not None or price_per_hour:
+            flag = "--export" if export is not None else "--price-per-hour"
+            raise UsageError(f"{flag} is of a run, and --plan shows none")
+        return _serve([planner_home(), *planner_routes()], "planner", host, port)
+    from outlast.web.run_pages import RunPages, find_runs
+
     runs = find_runs(path)
     if export is not None:
-        if len(runs) > 1:
-            raise UsageError(f"--export writes the page of one run, and {path} holds {len(runs)}")
-        ((name, run_dir),) = runs.items()
-        content = RunReading(run_dir, price_per_hour).refresh()
-        if content is None:
-            raise RunDirError(f"{run_dir} has written no events yet")
-        write_new(export, render_page(content, name), "--export")
-        echo(f"{export}: the page of {name}, as of now")
-        return EXIT_DONE
-    return _serve(PageServer(path, price_per_hour), host, port)
+        return _export(path, runs, export, price_per_hour)
+    return _serve([*RunPages(path, price_per_hour).routes(), *planner_routes()], path, host, port)
 
 
-def _serve(pages: PageServer, host: str, port: int) -> int:
-    """Serve until Ctrl-C."""
+def _export(path: Path, runs: dict[str, Path], export: Path, price_per_hour: float) -> int:
+    """Write the page of the only run into a new file."""
+    from outlast.web.run_content import RunReading
+    from outlast.web.run_page import render_page
+
+    if len(runs) > 1:
+        raise UsageError(f"--export writes the page of one run, and {path} holds {len(runs)}")
+    ((name, run_dir),) = runs.items()
+    content = RunReading(run_dir, price_per_hour).refresh()
+    if content is None:
+        raise RunDirError(f"{run_dir} has written no events yet")
+    write_new(export, render_page(content, name), "--export")
+    echo(f"{export}: the page of {name}, as of now")
+    return EXIT_DONE
+
+
+def _serve(routes: Sequence[Route], name: Path | str, host: str, port: int) -> int:
+    """Serve until Ctrl-C. `name`: of the content, for the printed line."""
     import uvicorn
+
+    from outlast.web.page_server import application
 
     is_local = host in _LOOPBACK
     token = "" if is_local else secrets.token_urlsafe(24)
     with _listen(host, port) as listener:
         number = listener.getsockname()[1]
-        name = f"[{host}]" if ":" in host else host
-        link = f"http://{name}:{number}/" + (f"?token={token}" if token else "")
-        echo(f"{pages.path}: {link}  (Ctrl-C ends this server; the run goes on)")
+        address = f"[{host}]" if ":" in host else host
+        link = f"http://{address}:{number}/" + (f"?token={token}" if token else "")
+        echo(f"{name}: {link}  (Ctrl-C ends this server, and no run)")
         hosts = [*_LOOPBACK, "[::1]"] if is_local else ["*"]  # elsewhere the token decides
         config = uvicorn.Config(
-            pages.application(hosts, token),
+            application(routes, hosts, token),
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -1,0 +1,182 @@
+"""Pages of one run, or of all runs in a directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from outlast.errors import CorruptionError, OutlastError, RunDirError
+from outlast.telemetry.event_store import DIRECTORY
+from outlast.web.planner_link import measured_query
+from outlast.web.run_content import REFRESH_S, RunContent, RunReading
+from outlast.web.run_page import render_index, render_page, render_parts, status
+
+T = TypeVar("T")
+RUNS_MAX = 1_000
+VIEWERS_MAX = 200  # streams at once
+
+
+def find_runs(path: Path) -> dict[str, Path]:
+    """Return the runs of a directory by name: the directory itself, or those inside of it.
+
+    Raises RunDirError where there is none.
+    """
+    if (path / DIRECTORY).is_dir():
+        return {path.resolve().name: path}
+    runs = {child.name: child for child in _folders(path) if (child / DIRECTORY).is_dir()}
+    if not runs:
+        raise RunDirError(
+            f"{path} is no run directory and holds none; give the directory that `outlast run`"
+            " printed at its start, or one above it"
+        )
+    return dict(sorted(runs.items())[:RUNS_MAX])
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return [child for child in path.iterdir() if child.is_dir()]
+    except OSError as error:
+        raise RunDirError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+class RunPages:
+    """Pages of one run, or of all runs in a directory, with an index of them."""
+
+    def __init__(self, path: Path, price_per_hour: float = 0.0) -> None:
+        self.path = path
+        self._price_per_hour = price_per_hour
+        self._runs = find_runs(path)
+        self._is_single = (path / DIRECTORY).is_dir()
+        self._readings: dict[str, RunReading] = {}
+        self._rendered: dict[str, tuple[RunContent, Mapping[str, str]]] = {}
+        self._viewers = 0
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the pages."""
+        return [
+            Route("/", self.first),
+            Route("/runs/{name}", self.page),
+            Route("/runs/{name}/stream", self.stream),
+            Route("/runs/{name}/logs/{rank:int}", self.log),
+            Route("/runs/{name}/plan", self.plan),
+        ]
+
+    async def first(self, _request: Request) -> Response:
+        """Serve the page of the only run, or the index."""
+        if self._is_single:
+            return await self._run(next(iter(self._runs)), "")
+        self._runs = await anyio.to_thread.run_sync(find_runs, self.path)
+        overviews = {}
+        for name in self._runs:
+            overviews[name] = await self._computed(name, RunReading.overview)
+        return HTMLResponse(render_index(overviews, str(self.path)))
+
+    async def page(self, request: Request) -> Response:
+        """Serve the page of a run."""
+        return await self._run(request.path_params["name"], "" if self._is_single else "/")
+
+    async def _run(self, name: str, index: str) -> Response:
+        if name not in self._runs:
+            return PlainTextResponse("no such run", 404)
+        content = await self._content(name)
+        if isinstance(content, str):
+            return PlainTextResponse(content, 503)
+        where = f"/runs/{quote(name, safe='')}"
+        stream = f"{where}/stream" if content.summary.exit_code is None else ""
+        logs = f"{where}/logs/"
+        plan = f"{where}/plan"
+        html = render_page(content, name, stream=stream, index=index, logs=logs, plan=plan)
+        return HTMLResponse(html)
+
+    async def plan(self, request: Request) -> Response:
+        """Lead to the planner with the rates of a run."""
+        name = request.path_params["name"]
+        if name not in self._runs:
+            return PlainTextResponse("no such run", 404)
+        measure = partial(measured_query, self._runs[name], self._price_per_hour)
+        try:
+            query = await anyio.to_thread.run_sync(measure)
+        except OutlastError as error:
+            return PlainTextResponse(str(error), 503)
+        return RedirectResponse(f"/plan?{query}", 303)
+
+    async def _content(self, name: str) -> RunContent | str:
+        return await self._computed(name, RunReading.refresh)
+
+    async def _computed(self, name: str, compute: Callable[[RunReading], T | None]) -> T | str:
+        """Return the content or the overview of a run, or why there is none."""
+        reading = self._readings.setdefault(
+            name, RunReading(self._runs[name], self._price_per_hour)
+        )
+        try:
+            found = await anyio.to_thread.run_sync(compute, reading)
+        except OutlastError as error:
+            return str(error)
+        return found or f"{name} has written no events yet"
+
+    async def stream(self, request: Request) -> Response:
+        """Send the parts of a page that have changed, until the run has ended."""
+        name = request.path_params["name"]
+        if name not in self._runs:
+            return PlainTextResponse("no such run", 404)
+        if self._viewers >= VIEWERS_MAX:
+            return PlainTextResponse(f"{VIEWERS_MAX} pages are open already", 503)
+        return StreamingResponse(self._changes(name), media_type="text/event-stream")
+
+    async def _changes(self, name: str) -> AsyncIterator[str]:
+        sent: Mapping[str, str] = {}
+        self._viewers += 1
+        try:
+            while True:
+                content = await self._content(name)
+                if isinstance(content, str):
+                    yield _message({"parts": {}, "status": content})
+                else:
+                    parts = self._parts(name, content)
+                    changed = {key: part for key, part in parts.items() if sent.get(key) != part}
+                    sent = parts
+                    yield _message({"parts": changed, "status": status(content)})
+                    if content.summary.exit_code is not None:
+                        yield f"event: end\ndata: ended, {content.events:,} events\n\n"
+                        return
+                await anyio.sleep(REFRESH_S)
+        finally:
+            self._viewers -= 1
+
+    def _parts(self, name: str, content: RunContent) -> Mapping[str, str]:
+        """Return the parts of a page, which all viewers of one content share."""
+        known, parts = self._rendered.get(name, (None, {}))
+        if known is not content:
+            parts = render_parts(content, f"/runs/{quote(name, safe='')}/logs/")
+            self._rendered[name] = (content, parts)
+        return parts
+
+    async def log(self, request: Request) -> Response:
+        """Serve the last lines of a rank's log."""
+        name, rank = request.path_params["name"], request.path_params["rank"]
+        if name not in self._runs or isinstance(await self._content(name), str):
+            return PlainTextResponse("no such run", 404)
+        try:
+            text = await anyio.to_thread.run_sync(self._readings[name].log_tail, rank)
+        except (OSError, CorruptionError) as error:
+            return PlainTextResponse(f"the log of rank {rank} cannot be read: {error}", 404)
+        return PlainTextResponse(text or f"rank {rank} has written nothing\n")
+
+
+def _message(what: Mapping[str, object]) -> str:
+    return f"data: {json.dumps(what)}\n\n"
