@@ -140,3 +140,21 @@ def test_invalid_arguments(lake: Path, more: list[str], code: int) -> None:
 def test_no_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fleet", "lemons", str(tmp_path)]) == EXIT_USER_ERROR
     assert "is no lake" in " ".join(capsys.readouterr().err.split())
+
+
+def test_metrics_name_the_lemon_and_rates(lake: Path, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.prom"
+    assert main(["fleet", "report", str(lake), "--metrics-file", str(file)]) == EXIT_DONE
+    found = {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in file.read_text().splitlines()
+        if not line.startswith("#")
+    }
+    name = next(name for name in found if name.startswith("outlast_fleet_lemons"))
+    cluster = name.partition('"')[2].partition('"')[0]
+    assert found[name] == 1
+    assert found[f'outlast_fleet_lemon_failures{{cluster="{cluster}",node="n7"}}'] == 10
+    states = [value for name, value in found.items() if name.startswith("outlast_fleet_attempts")]
+    assert sum(states) == 60 * 28 + 1
+    missing = ["fleet", "report", str(lake), "--metrics-file", str(tmp_path / "no" / "f.prom")]
+    assert main(missing) == EXIT_USAGE

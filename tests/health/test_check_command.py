@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from outlast.cli.main import main
+from outlast.errors import StorageError
 from outlast.health.node_report import WORST_FIRST, NodeReport, exit_code, nagios, worst_severity
 from outlast.log_records import SEVERITIES, Finding, Severity
 
@@ -328,3 +329,50 @@ def test_nothing_heavy_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_metrics_of_a_report_have_its_verdict(own: Any, tmp_path: Path) -> None:
+    file = tmp_path / "check.prom"
+    assert main([*own("drain"), "--metrics-file", str(file)]) == 1
+    text = file.read_text()
+    assert 'outlast_check_severity{profile="periodic",severity="drain"} 1.0' in text
+    assert 'outlast_check_severity{profile="periodic",severity="healthy"} 0.0' in text
+    assert 'outlast_check_findings{check="weather",profile="periodic",severity="drain"} 1.0' in text
+    assert 'outlast_check_node{cluster="",node="n7",profile="periodic"} 1.0' in text
+
+
+def test_metrics_that_cannot_be_written_change_no_verdict(
+    own: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(path: Path, families: object) -> None:
+        raise StorageError("check.prom: metrics not written: No space left on device")
+
+    asked = [*own("healthy"), "--metrics-file", str(tmp_path / "check.prom")]
+    monkeypatch.setattr("outlast.telemetry.metrics.metrics_file.write_metrics", full)
+    assert main(asked) == 0
+    assert "metrics not written: No space left on device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--metrics-file=no/such/check.prom"], "its directory is missing; nothing was checked"),
+        (["--metrics-file=."], "a file is needed, and no directory; nothing was checked"),
+        (["--metrics-file=x.prom", "--replay=x"], "does not examine this machine"),
+        (["--metrics-file=x.prom", "--learn=x"], "excludes all flags"),
+    ],
+)
+def test_metrics_files_that_cannot_be(
+    flags: list[str],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", *flags]) == 2
+    assert why in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,10 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from tests.telemetry.test_run_metrics import RULES, played
 
+from outlast.fleet.report.fleet_report import FleetReport
+from outlast.fleet.report.report_metrics import report_metrics
+from outlast.health.check_metrics import check_metrics
+from outlast.health.node_report import NodeReport
 from outlast.telemetry.run_board import RunBoard
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
@@ -38,10 +42,26 @@ def run_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Metric
     return list(metrics.collect())
 
 
+def node_families() -> list[Metric]:
+    report = NodeReport(
+        cluster="c", node="n7", profile="periodic", t_ns=1, took_s=0.5, severity="unknown",
+        findings=(), not_applicable=(),
+    )  # fmt: skip
+    return check_metrics(report)
+
+
+def fleet_families() -> list[Metric]:
+    report = FleetReport(
+        version="1", source="lake", cluster="c", since_ns=0, until_ns=1, records={},
+        headlines=[], sections=[], notes=[],
+    )  # fmt: skip
+    return report_metrics(report)
+
+
 def test_names_are_those_of_the_golden_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = lines(run_families(tmp_path, monkeypatch))
+    found = lines([*run_families(tmp_path, monkeypatch), *node_families(), *fleet_families()])
     assert sorted(found) == GOLDEN.read_text().splitlines()
     page = PAGE.read_text()
     for line in found:

@@ -15,7 +15,8 @@ from tests.telemetry.synthetic_run import SyntheticRun
 from outlast.cli.main import main
 from outlast.telemetry.event_store import EventReader
 from outlast.telemetry.live_view import LineDisplay
-from outlast.telemetry.run_metrics import LAST_SCRAPE_S, MetricsEndpoint, RunMetrics
+from outlast.telemetry.metrics.metrics_endpoint import LAST_SCRAPE_S, MetricsEndpoint
+from outlast.telemetry.metrics.run_metrics import RunMetrics
 
 RULES = Path(__file__).parents[2] / "examples/monitoring/outlast_alerts.yml"
 needs_promtool = pytest.mark.skipif(
@@ -159,6 +160,22 @@ SERIES = {  # alert -> series that fire it, and those that do not
         {'outlast_findings_total{check="gpu",severity="drain"}': "_x30 1x10"},
         {'outlast_findings_total{check="gpu",severity="warn"}': "0x30 1x10"},
     ),
+    "OutlastNodeCheckFailed": (
+        {'outlast_check_severity{profile="periodic",severity="drain"}': "0x20 1x20"},
+        {'outlast_check_severity{profile="periodic",severity="warn"}': "1x40"},
+    ),
+    "OutlastNodeCheckUnknown": (
+        {'outlast_check_severity{profile="periodic",severity="unknown"}': "1x100"},
+        {'outlast_check_severity{profile="periodic",severity="unknown"}': "1x50 0x50"},
+    ),
+    "OutlastNodeCheckStale": (
+        {'outlast_check_timestamp_seconds{profile="periodic"}': "-3600x40"},
+        {'outlast_check_timestamp_seconds{profile="prolog"}': "-3600x40"},
+    ),
+    "OutlastLemon": (
+        {'outlast_fleet_lemon_failures{cluster="c",node="n7"}': "7x40"},
+        {'outlast_fleet_lemons{cluster="c"}': "0x40"},
+    ),
 }
 
 
@@ -172,10 +189,12 @@ def test_each_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
                 for name, text in series.items()
             )
             check = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})'
+            at = "90m" if alert == "OutlastNodeCheckUnknown" else "35m"
             samples = "[{labels: '{}', value: 1}]" if fires else "[]"
             cases.append(
                 f"  - interval: 1m\n    input_series:\n{lines}\n    promql_expr_test:\n"
-                f"      - expr: '{check}'\n        eval_time: 35m\n        exp_samples: {samples}\n"
+                f"      - expr: '{check}'\n        eval_time: {at}\n"
+                f"        exp_samples: {samples}\n"
             )
     tests = tmp_path / "tests.yml"
     shutil.copy(RULES, tmp_path / "outlast_alerts.yml")

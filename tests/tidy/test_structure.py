@@ -55,10 +55,10 @@ from pathlib import Path
 # The planner's page: 9 with tests, 990.
 # Notifications: 5, 570.
 # Experiment loggers: 5 with a command, 460.
-# Golden names of metrics, and dashboards in Grafana's models: 1, 75.
 # Servers of pages by what they show: 1, 60.
+# Golden names of metrics, dashboards in Grafana's models, metrics of nodes and fleets: 6, 520.
 CEILINGS = {
-    "modules": 641,
+    "modules": 645,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -67,7 +67,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 136514,
+    "lines": 136702,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

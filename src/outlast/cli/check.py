@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from cyclopts import Parameter
 from msgspec.structs import replace
 
-from outlast.cli.output_stream import echo, print_json
-from outlast.errors import EXIT_DONE, OutlastError, UsageError
+from outlast.cli.output_stream import echo, echo_error, print_json
+from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
 from outlast.health import check_settings as settings_of
 from outlast.health.check_settings import CheckSettings, Profile, RingSettings
 from outlast.health.checks import neighbour_check
@@ -43,6 +44,7 @@ def check(
     record: Path | None = None,
     replay: Path | None = None,
     drain: bool = False,
+    metrics_file: Path | None = None,
     learn: Path | None = None,
     ring: str = "",
     rank: int = 0,
@@ -75,6 +77,8 @@ def check(
         Drain this node with scontrol on a finding of severity now or drain. Nodes that are down or
         drained stay as they are. The settings limit drained nodes to 2 % of the fleet per hour. Not
         possible in a prolog or epilog. Nodes are never resumed.
+    metrics_file
+        Write metrics of this profile into this file, for Prometheus' node exporter.
     learn
         Write a new settings file with this node's hardware as expectations, and check nothing.
     ring
@@ -91,12 +95,14 @@ def check(
     """
     form = _form(format, json=json)
     meet = RingSettings(address=ring, rank=rank, world=world)
-    request = CheckRequest(profile, settings, state, only, record, replay, drain, form, meet)
+    paths = (settings, state, only, record, replay)
+    request = CheckRequest(profile, *paths, drain, form, meet, metrics_file)
     if learn is not None:
-        _refuse_beside_learn(request)
-        return _learnt(learn, form)
-    if form != "nagios":
-        return _checked(request)
+        return _learnt(learn, request)
+    return _checked_for_nagios(request) if form == "nagios" else _checked(request)
+
+
+def _checked_for_nagios(request: CheckRequest) -> int:
     try:
         return _checked(request)
     except OutlastError as error:
@@ -124,6 +130,7 @@ class CheckRequest(NamedTuple):
     drain: bool
     form: Format
     ring: RingSettings
+    metrics_file: Path | None = None
 
 
 def _checked(request: CheckRequest) -> int:
@@ -131,6 +138,7 @@ def _checked(request: CheckRequest) -> int:
     if request.settings and loaded and loaded.own and os.geteuid() == 0:
         _refuse_foreign(request.settings)
     _refuse_both(request)
+    export = _metrics_writer(request.metrics_file)
     if request.replay is not None:
         report, used = _replayed(request, request.replay, loaded)
         return _shown(report, used, request.form)
@@ -154,6 +162,7 @@ def _checked(request: CheckRequest) -> int:
         outcome = drained(report, used.drain)
         state = "drained" if outcome.drained else "not drained"
         report = replace(report, notes=(*report.notes, f"{state}: {outcome.why}"))
+    export(report)
     return _shown(report, used, request.form)
 
 
@@ -187,11 +196,31 @@ def _with_ring(settings: CheckSettings, ring: RingSettings) -> CheckSettings:
     return replace(settings, ring=replace(settings.ring, **own))
 
 
+def _metrics_writer(path: Path | None) -> Callable[[NodeReport], None]:
+    """Return what writes the metrics of a report. A file that cannot be written is named, and
+    changes no verdict: it could drain a healthy node. Raises UsageError, before any check."""
+    if path is None:
+        return lambda _: None
+    from outlast.health.check_metrics import check_metrics  # an optional package
+    from outlast.telemetry.metrics.metrics_file import check_metrics_file, write_metrics
+
+    check_metrics_file(path, "nothing was checked")
+
+    def export(report: NodeReport) -> None:
+        try:
+            write_metrics(path, check_metrics(report))
+        except StorageError as error:
+            echo_error(f"outlast: {error}")
+
+    return export
+
+
 def _refuse_both(request: CheckRequest) -> None:
-    if request.replay and (request.record or request.state or request.drain):
+    elsewhere = request.record or request.state or request.drain or request.metrics_file
+    if request.replay and elsewhere:
         raise UsageError(
-            "--replay does not examine this machine: omit --record, --state and"
-            " --drain; nothing was judged"
+            "--replay does not examine this machine: omit --record, --state, --drain and"
+            " --metrics-file; nothing was judged"
         )
     if request.replay and request.ring != RingSettings(world=0):
         raise UsageError(
@@ -213,11 +242,12 @@ def _refuse_beside_learn(request: CheckRequest) -> None:
         raise UsageError("--learn excludes all flags but --json; nothing was written")
 
 
-def _learnt(path: Path, form: Format) -> int:
+def _learnt(path: Path, request: CheckRequest) -> int:
+    _refuse_beside_learn(request)
     from outlast.health.learned_settings import learn as learn_settings
 
     text = learn_settings(path, SHIPPED)
-    if form == "json":
+    if request.form == "json":
         print_json({"version": 1, "settings": str(path), "text": text})
     else:
         echo(f"{path}: written; review it before use")

@@ -14,7 +14,7 @@ import msgspec
 from outlast.cli.output_stream import Printer, echo_error, settle, write
 from outlast.config import process_environment
 from outlast.controller.inputs import EndRun
-from outlast.errors import EXIT_DONE, OutlastError, UsageError
+from outlast.errors import EXIT_DONE, OutlastError
 from outlast.launch import torchrun_arguments
 from outlast.launch.launcher import launch
 from outlast.launch.nodes import node_start
@@ -81,13 +81,12 @@ def _measuring(
     if not flags.is_on:
         yield lambda inner: inner
         return
-    from outlast.telemetry.run_metrics import MetricsEndpoint, RunMetrics  # an optional package
+    from outlast.telemetry.metrics.metrics_endpoint import MetricsEndpoint  # an optional package
+    from outlast.telemetry.metrics.metrics_file import check_metrics_file
+    from outlast.telemetry.metrics.run_metrics import RunMetrics
 
-    if flags.file and not Path(flags.file).absolute().parent.is_dir():
-        raise UsageError(
-            f"--metrics-file {flags.file}: its directory is missing; nothing was started"
-        )
-
+    if flags.file:
+        check_metrics_file(Path(flags.file), "nothing was started")
     if flags.port < 0:
         yield lambda inner: RunMetrics(inner, flags.file)
         return

@@ -41,6 +41,7 @@ def report(
     since: str | None = None,
     until: str | None = None,
     cluster: str | None = None,
+    metrics_file: Path | None = None,
     json: bool = False,
 ) -> int:
     """Write all analyses of a lake as one HTML page with figures.
@@ -60,13 +61,16 @@ def report(
         End of the period, exclusive (default: the last record).
     cluster
         Cluster to report on, if the lake has several; '' for records without a cluster name.
+    metrics_file
+        Write the figures into this file, for Prometheus' node exporter; --out may be omitted.
     json
         Print the analyses as one JSON object; then --out may be omitted.
     """
-    if out is None and not json:
-        raise UsageError("give --out report.html, or --json")
+    if out is None and metrics_file is None and not json:
+        raise UsageError("give --out report.html, or --json, or --metrics-file FILE")
     if out is not None:
         _check_output(out)
+    export = _metrics_writer(metrics_file)
     opened = Lake.open(lake)
     notes: list[str] = []
     tables = load_window(opened, since, until, cluster=cluster, notes=notes)
@@ -89,11 +93,25 @@ def report(
         figures = drawer.drawn() if drawer else {}
     if out is not None:
         _write_page(found, figures, out)
+    export(found.report)
     if json:
         print_json(found.report)
     elif out is not None:
         _show_report(found.report, out)
+    else:
+        echo(f"metrics written to {metrics_file}")
     return EXIT_DONE
+
+
+def _metrics_writer(path: Path | None) -> Callable[[FleetReport], None]:
+    """Return what writes the metrics of a report. Raises UsageError."""
+    if path is None:
+        return lambda _: None
+    from outlast.fleet.report.report_metrics import report_metrics  # an optional package
+    from outlast.telemetry.metrics.metrics_file import check_metrics_file, write_metrics
+
+    check_metrics_file(path, "nothing was written")
+    return lambda report: write_metrics(path, report_metrics(report))
 
 
 def _check_output(out: Path) -> None:
@@ -108,10 +126,7 @@ def _check_output(out: Path) -> None:
 
 
 class Drawer:
-    """Draws figures in a process of its own while the next analysis runs.
-
-    Threads of this process would take turns with the analysis.
-    """
+    """Draws figures while the next analysis runs, in a process of its own: threads take turns."""
 
     def __init__(self) -> None:
         self._pool = ProcessPool(1)

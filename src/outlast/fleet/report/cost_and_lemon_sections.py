@@ -158,7 +158,7 @@ def crash_loops_section(facts: ReportFacts) -> DrawnSection:
     return DrawnSection(make_section("loops", "Crash loops", description, columns, table))
 
 
-SUSPECTS = 50
+SUSPECTS = 50  # and all lemons
 
 
 def lemon_sections(facts: ReportFacts, ranking: pl.DataFrame) -> Iterator[DrawnSection]:
@@ -167,7 +167,8 @@ def lemon_sections(facts: ReportFacts, ranking: pl.DataFrame) -> Iterator[DrawnS
     `ranking`: of `rank_lemons`.
     """
     bad = pl.col("lemon") | pl.col("earlier")
-    suspects = ranking.filter(bad | (pl.col("failures") > 0)).head(SUSPECTS)
+    suspects = ranking.filter(bad | (pl.col("failures") > 0))
+    suspects = suspects.filter(pl.col("lemon") | (pl.int_range(pl.len()) < SUSPECTS))
     why = lemon_evidence(facts.tables, facts.found, suspects)
     table = suspects.join(why, on=["cluster", "node"], how="left", maintain_order="left")
     yield _rank_section(facts, ranking, table)
