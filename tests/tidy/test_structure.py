@@ -57,6 +57,7 @@ from pathlib import Path
 # Experiment loggers: 5 with a command, 460.
 # Servers of pages by what they show: 1, 60.
 # Golden names of metrics, dashboards in Grafana's models, metrics of nodes and fleets: 6, 520.
+# Reports of a partition: 0, 240.
 CEILINGS = {
     "modules": 645,
     "folders of more than 16 modules": 0,
@@ -67,7 +68,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 136702,
+    "lines": 136942,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -82,8 +82,34 @@ def select_cluster(tables: Tables, lake: Lake, cluster: str, notes: list[str]) -
     return tables._replace(**chosen)
 
 
-def _format_names(known: list[str]) -> str:
-    shown = [name or "'' (no cluster named)" for name in known]
+def select_partition(tables: Tables, partition: str | None, notes: list[str]) -> Tables:
+    """Return tables with the jobs of one partition alone, as if the scheduler had no other.
+
+    Records of nodes stay. None: all jobs. Raises UsageError for a partition without a job in the
+    window.
+    """
+    if partition is None:
+        return tables
+    known = set(tables.jobs.select(pl.col("partition").unique()).collect()["partition"])
+    if partition not in known:
+        names = _format_names(sorted(known - {""}) + [""] * ("" in known), "partition")
+        raise UsageError(
+            f"--partition {partition}: no job of it is in the window, which has {names or 'no job'}"
+        )
+    jobs = tables.jobs.filter(pl.col("partition") == partition)
+    notes.append(
+        f"only jobs of partition {partition or chr(39) * 2}: those of others count neither as"
+        " failures nor as running time"
+    )
+    ours = {
+        kind: getattr(tables, kind).join(jobs, on=["cluster", "job", "attempt"], how="semi")
+        for kind in ("interruptions", "costs")
+    }
+    return tables._replace(jobs=jobs, **ours)
+
+
+def _format_names(known: list[str], kind: str = "cluster") -> str:
+    shown = [name or f"'' (no {kind} named)" for name in known]
     more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     return ", ".join(shown[:SHOWN]) + more
 
@@ -183,12 +209,13 @@ def load_window(
     until: str | None = None,
     *,
     cluster: str | None = None,
+    partition: str | None = None,
     notes: list[str] | None = None,
 ) -> Tables:
     """Return the records from `since` up to, not including, `until`.
 
     Dates or times, UTC without a zone; by default the period with jobs, or without any, with other
-    events. Raises UsageError and LakeError. Otherwise as `load_period`.
+    events. Raises UsageError and LakeError. Otherwise as `load_period` and `select_partition`.
     """
     first, last = known_period(lake, cluster, notes)
     since_ns = first if since is None else parse_flag_time("--since", since)
@@ -200,7 +227,7 @@ def load_window(
     found = load_period(lake, since_ns, until_ns, cluster=cluster, notes=notes)
     if notes is not None:
         _outside_bandwidths(lake, since_ns, until_ns, notes)
-    return found
+    return select_partition(found, partition, [] if notes is None else notes)
 
 
 def load_period(

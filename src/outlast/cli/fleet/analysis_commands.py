@@ -19,6 +19,7 @@ from outlast import __version__
 from outlast.atomic_files import refuse_existing, replace_file, write_new
 from outlast.cli.output_stream import Printer, count_progress, echo, print_json, write
 from outlast.errors import EXIT_DONE, LakeError, OutlastError, StorageError, UsageError
+from outlast.fleet.analysis.exposure import LARGE_GPUS, check_size
 from outlast.fleet.lake import MANIFEST, Lake, format_time
 from outlast.fleet.lake_selection import load_window, resolve_cluster
 from outlast.log_records import COST_NAMES
@@ -41,7 +42,12 @@ def report(
     since: str | None = None,
     until: str | None = None,
     cluster: str | None = None,
+<<<<<<< HEAD
     metrics_file: Path | None = None,
+=======
+    partition: str | None = None,
+    above_gpus: int = LARGE_GPUS,
+>>>>>>> fbe6b718 (Report and fit one partition, and jobs above a size)
     json: bool = False,
 ) -> int:
     """Write all analyses of a lake as one HTML page with figures.
@@ -61,8 +67,15 @@ def report(
         End of the period, exclusive (default: the last record).
     cluster
         Cluster to report on, if the lake has several; '' for records without a cluster name.
+<<<<<<< HEAD
     metrics_file
         Write the figures into this file, for Prometheus' node exporter; --out may be omitted.
+=======
+    partition
+        Partition of the scheduler whose jobs alone count (default: all).
+    above_gpus
+        Number of GPUs above which a job counts as large: failure rates are of large jobs.
+>>>>>>> fbe6b718 (Report and fit one partition, and jobs above a size)
     json
         Print the analyses as one JSON object; then --out may be omitted.
     """
@@ -70,10 +83,14 @@ def report(
         raise UsageError("give --out report.html, or --json, or --metrics-file FILE")
     if out is not None:
         _check_output(out)
+<<<<<<< HEAD
     export = _metrics_writer(metrics_file)
+=======
+    check_size(above_gpus)
+>>>>>>> fbe6b718 (Report and fit one partition, and jobs above a size)
     opened = Lake.open(lake)
     notes: list[str] = []
-    tables = load_window(opened, since, until, cluster=cluster, notes=notes)
+    tables = load_window(opened, since, until, cluster=cluster, partition=partition, notes=notes)
     with count_progress("analyses") as advance, Drawer() if out else nullcontext() as drawer:
         from outlast.fleet.report.fleet_report import (
             build_report as reported,  # while the other process starts
@@ -87,6 +104,7 @@ def report(
             str(lake),
             cluster=resolve_cluster(opened, cluster),
             notes=notes,
+            above_gpus=above_gpus,
             on_progress=advance,
             on_section=on_section,
         )
@@ -323,6 +341,8 @@ def fit(
     since: str | None = None,
     until: str | None = None,
     cluster: str | None = None,
+    partition: str | None = None,
+    above_gpus: int = LARGE_GPUS,
     json: bool = False,
 ) -> int:
     """Measure failure and repair rates for `outlast plan --rates`.
@@ -343,20 +363,27 @@ def fit(
         End of the period, exclusive (default: the last record).
     cluster
         Cluster to measure, if the lake has several; '' for records without a cluster name.
+    partition
+        Partition of the scheduler whose jobs alone count (default: all).
+    above_gpus
+        Number of GPUs above which a job counts as large: failure rates are of large jobs.
     json
         Print one JSON object.
     """
     from outlast.fleet.analysis import exposure
     from outlast.fleet.analysis.fitted_rates import fit_rates
 
+    check_size(above_gpus)
     opened = Lake.open(lake)
     if out:
         write_new(out, None)
     with Printer(stderr=True).status("measuring"):
         notes: list[str] = []
-        tables = load_window(opened, since, until, cluster=cluster, notes=notes)
+        tables = load_window(
+            opened, since, until, cluster=cluster, partition=partition, notes=notes
+        )
         notes += [*exposure.dominant_attempts(tables), *exposure.inventory_notes(tables)]
-        rates = fit_rates(tables)
+        rates = fit_rates(tables, above_gpus=above_gpus)
         rates = replace(rates, notes=[*notes, *rates.notes])
     text = format_rates(rates, RatesSource(str(lake), lake_digest(lake)))
     if out:
@@ -368,10 +395,6 @@ def fit(
     else:
         write(text)
     return EXIT_DONE
-
-
-def _plain(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _show_rates(rates: FittedRates, out: Path) -> None:
@@ -387,7 +410,7 @@ def _show_rates(rates: FittedRates, out: Path) -> None:
         f" {rate.weight_failures:.3g} such failures"
     )
     for key, one in rates.measured.items():
-        format_value = duration if key in SECONDS else _plain
+        format_value = duration if key in SECONDS else "{:.3g}".format
         band = ""
         if one.low is not None and one.high is not None:
             band = f"{format_value(one.low)} to {format_value(one.high)} with 90 %"

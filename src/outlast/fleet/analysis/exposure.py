@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-from outlast.fleet.host_lists import HOSTS_MAX, nodes_of
+from outlast.errors import UsageError
+from outlast.fleet.host_lists import HOSTS_MAX, NODE_GPUS_MAX, items_of, nodes_of
 from outlast.fleet.lake import UNFINISHED
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.text_formatting import plural
@@ -15,9 +16,19 @@ KEY = ("cluster", "job", "attempt")
 SECOND_NS = 10**9
 HOUR_S = 3600.0
 DAY_S = 86_400.0
+LARGE_GPUS = 128  # failure rates are of jobs above this
 NODE_GPUS = 8  # default without a list of nodes and without jobs
 WHOLE_NODE_GPUS = 4  # per node, from which on a job on several nodes is assumed exclusive
 USED_SHARE = 0.05  # of the GPU time, in jobs with at least so many GPUs per node
+
+
+def check_size(above_gpus: int) -> None:
+    """Raise UsageError for a size of jobs that no cluster has."""
+    if not 0 <= above_gpus <= HOSTS_MAX * NODE_GPUS_MAX:
+        raise UsageError(
+            f"--above-gpus {above_gpus}: give a number of GPUs from 0 to"
+            f" {HOSTS_MAX * NODE_GPUS_MAX:,}"
+        )
 
 
 class NodeGpus(NamedTuple):
@@ -326,7 +337,7 @@ def _mentioned_nodes(tables: Tables) -> list[pl.LazyFrame]:
     """Return the nodes that records name without a NodeSeen, from the window's begin on."""
     begun = pl.lit(tables.since_ns, dtype=pl.Int64).alias("t_ns")
     ran = tables.jobs.filter(pl.col("start_ns").is_not_null(), pl.col("hosts") != "")
-    lists = ran.select("cluster", "hosts").unique()
+    lists = items_of(ran.select("cluster", "hosts").unique())
     of_jobs = lists.join(nodes_of(lists), on="hosts").select(NODE)
     kinds = (tables.outages, tables.findings, tables.repairs)
     listed = tables.nodes.select(NODE).unique()

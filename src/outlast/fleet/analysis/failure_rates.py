@@ -17,6 +17,7 @@ from outlast.fleet.analysis.confidence_intervals import (
 )
 from outlast.fleet.analysis.exposure import (
     KEY,
+    LARGE_GPUS,
     gpus_per_node,
     has_gpus,
     in_whole_nodes,
@@ -150,9 +151,6 @@ def _rates_around(
     node_days = float(calendar.filter(inside)["node_days"].sum())
     count = causes.filter(inside, pl.col("cause") == symptom).height
     return {name: 1000 * count / node_days if node_days else None, f"{name}_failures": count}
-
-
-LARGE_GPUS = 128  # r_f is that of jobs above
 
 
 class FailureRate(msgspec.Struct, frozen=True, kw_only=True):

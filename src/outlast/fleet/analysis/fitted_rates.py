@@ -7,13 +7,13 @@ import polars as pl
 
 from outlast.errors import LakeError
 from outlast.fleet.analysis.confidence_intervals import estimate_share, garwood, jeffreys
-from outlast.fleet.analysis.exposure import DAY_S, gpus_per_node
+from outlast.fleet.analysis.exposure import DAY_S, LARGE_GPUS, gpus_per_node
 from outlast.fleet.analysis.failure_attribution import (
     AttributedFailures,
     attribute_failures,
     worst_nodes,
 )
-from outlast.fleet.analysis.failure_rates import ALL, LARGE_GPUS, failure_rate, rates_by_cause
+from outlast.fleet.analysis.failure_rates import ALL, failure_rate, rates_by_cause
 from outlast.fleet.analysis.job_runs import attempts_of_runs
 from outlast.fleet.analysis.lemons import failure_basis, rank_lemons
 from outlast.fleet.analysis.outages import (

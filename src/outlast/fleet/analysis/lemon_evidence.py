@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+from collections import Counter
 from typing import NamedTuple
 
 import polars as pl
@@ -71,15 +72,15 @@ def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFram
     findings = tables.findings.filter(ours, inside).join(wanted, on=NODE, how="semi").collect()
     repairs = tables.repairs.filter(inside).join(wanted, on=NODE, how="semi").collect()
     benchmarks = _benchmark_facts(tables)
+    parts = [frame.partition_by(NODE, as_dict=True) for frame in (causes, findings, repairs)]
     rows = [
         _row(
             cluster,
             node,
             benchmarks.get(node, []),
-            *(
-                frame.filter(pl.col("cluster") == cluster, pl.col("node") == node)
-                for frame in (causes, findings, repairs)
-            ),
+            parts[0].get((cluster, node), causes.clear()),
+            parts[1].get((cluster, node), findings.clear()),
+            parts[2].get((cluster, node), repairs.clear()),
         )
         for cluster, node in nodes.select(NODE).iter_rows()
     ]
@@ -165,14 +166,9 @@ def _row(
 
 def _most_frequent(frame: pl.DataFrame, column: str) -> tuple[str, int]:
     """Return the most frequent text of a column and its count; "" without any."""
-    counts = (
-        frame.select(value=pl.col(column).cast(pl.String))
-        .filter(pl.col("value") != "")
-        .group_by("value")
-        .len()
-        .sort(["len", "value"], descending=[True, False])
-    )
-    return (str(counts["value"][0]), int(counts["len"][0])) if len(counts) else ("", 0)
+    counts = Counter(frame[column].to_list())
+    del counts[""], counts[None]
+    return min(counts.items(), key=lambda item: (-item[1], item[0]), default=("", 0))
 
 
 def _part(repairs: pl.DataFrame, symptom: str) -> tuple[str, bool]:

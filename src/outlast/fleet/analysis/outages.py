@@ -56,10 +56,10 @@ class OutageRate(msgspec.Struct, frozen=True, kw_only=True):
         return self.outages / max(1.0, self.per_node_variance or 1.0, self.per_day_variance or 1.0)
 
 
-def outage_rate(tables: Tables) -> OutageRate:
-    """Return outages per node-day up: node-days of all nodes (`node_inventory`) less downtime."""
-    nodes = node_inventory(tables)
-    calendar = outages_by_day(tables)
+def outage_rate(tables: Tables, nodes: pl.DataFrame | None = None) -> OutageRate:
+    """Return outages per node-day up: node-days of all `nodes` (`node_inventory`) less downtime."""
+    nodes = node_inventory(tables) if nodes is None else nodes
+    calendar = outages_by_day(tables, nodes)
     days = whole_days(calendar, tables)
     begun = int(calendar["outages"].sum())
     up = float(calendar["node_days"].sum())
@@ -85,12 +85,11 @@ def outage_rate(tables: Tables) -> OutageRate:
     )
 
 
-def outages_by_day(tables: Tables) -> pl.DataFrame:
+def outages_by_day(tables: Tables, nodes: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the `outages` that began on each `day` (since 1970, UTC), `node_days` up and
-    `down_days`."""
-    there = (
-        node_inventory(tables).lazy().select("begin_ns", nodes=pl.lit(1), end_ns=tables.until_ns)
-    )
+    `down_days`. `nodes`: of `node_inventory`."""
+    nodes = node_inventory(tables) if nodes is None else nodes
+    there = nodes.lazy().select("begin_ns", nodes=pl.lit(1), end_ns=tables.until_ns)
     down = down_times(tables).lazy().select("begin_ns", "end_ns", nodes=pl.lit(1))
     counts = (
         _outages_of_window(tables)
@@ -262,13 +261,13 @@ def node_days_up(tables: Tables) -> pl.LazyFrame:
     )
 
 
-def part_replacements(tables: Tables) -> pl.DataFrame:
-    """Count the repairs of kind `swap` by `part`.
+def part_replacements(tables: Tables, nodes: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Count the repairs of kind `swap` by `part`. `nodes`: of `node_inventory`.
 
     `swaps`, on how many `nodes`, and `per_1000_node_days` of all nodes, with both intervals
     (`confidence_intervals.with_rates`).
     """
-    there = node_inventory(tables)
+    there = node_inventory(tables) if nodes is None else nodes
     counted = (
         tables.repairs.filter(
             pl.col("kind") == "swap",

@@ -71,10 +71,9 @@ def ettr_section(of: TrainingRuns) -> DrawnSection:
     return DrawnSection(measured, partial(report_figures.draw_ettr, table) if len(table) else None)
 
 
-def counterfactual_section(
-    facts: ReportFacts, of: TrainingRuns, ranking: pl.DataFrame
-) -> DrawnSection:
+def counterfactual_section(facts: ReportFacts, of: TrainingRuns) -> DrawnSection:
     """Return the section of ETTR under other settings and without lemons."""
+    ranking = facts.ranking
     remaining = measured_ettr.rate_share_without_lemons(ranking) if ranking["lemon"].any() else None
     table = measured_ettr.counterfactual_ettr(
         of.sizes, facts.node_rate_per_s, without_lemons=remaining
@@ -161,22 +160,21 @@ def crash_loops_section(facts: ReportFacts) -> DrawnSection:
 SUSPECTS = 50  # and all lemons
 
 
-def lemon_sections(facts: ReportFacts, ranking: pl.DataFrame) -> Iterator[DrawnSection]:
-    """Yield the sections of lemons (IV.A of the paper, Table II and figure 11).
-
-    `ranking`: of `rank_lemons`.
-    """
+def lemon_sections(facts: ReportFacts) -> Iterator[DrawnSection]:
+    """Yield the sections of lemons (IV.A of the paper, Table II and figure 11)."""
+    ranking = facts.ranking
     bad = pl.col("lemon") | pl.col("earlier")
     suspects = ranking.filter(bad | (pl.col("failures") > 0))
     suspects = suspects.filter(pl.col("lemon") | (pl.int_range(pl.len()) < SUSPECTS))
     why = lemon_evidence(facts.tables, facts.found, suspects)
     table = suspects.join(why, on=["cluster", "node"], how="left", maintain_order="left")
-    yield _rank_section(facts, ranking, table)
+    yield _rank_section(facts, table)
     yield _parts_section(table.filter(bad))
     yield _signals_section(ranking)
 
 
-def _rank_section(facts: ReportFacts, ranking: pl.DataFrame, table: pl.DataFrame) -> DrawnSection:
+def _rank_section(facts: ReportFacts, table: pl.DataFrame) -> DrawnSection:
+    ranking = facts.ranking
     called = pl.when("lemon").then(pl.lit("lemon")).when("earlier").then(pl.lit("earlier"))
     table = table.with_columns(called=called.otherwise(pl.lit("")))
     columns = [

@@ -7,7 +7,7 @@ from functools import partial
 import polars as pl
 
 from outlast.fleet.analysis import failure_attribution, failure_rates, job_runs, outages
-from outlast.fleet.analysis.exposure import KEY, whole_days
+from outlast.fleet.analysis.exposure import KEY, node_inventory, whole_days
 from outlast.fleet.analysis.failure_attribution import CAUSES
 from outlast.fleet.analysis.outages import survived_by_cause
 from outlast.fleet.host_lists import explode_hosts
@@ -232,7 +232,7 @@ def job_sizes_section(facts: ReportFacts) -> DrawnSection:
 
 def mttf_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of MTTF by size (figure 7 of the paper)."""
-    table = failure_rates.mttf(facts.tables, facts.found)
+    table = failure_rates.mttf(facts.tables, facts.found, above_gpus=facts.above_gpus)
     columns = [
         ReportColumn("gpus", "GPUs, up to", "count"),
         ReportColumn("attempts", "attempts", "count"),
@@ -307,8 +307,9 @@ def uncounted_failures_notes(facts: ReportFacts) -> list[str]:
 
 def outages_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of outages and replaced parts."""
-    out, back = outages.outage_rate(facts.tables), outages.repair_time(facts.tables)
-    swapped = outages.part_replacements(facts.tables)
+    nodes = node_inventory(facts.tables)
+    out, back = outages.outage_rate(facts.tables, nodes), outages.repair_time(facts.tables)
+    swapped = outages.part_replacements(facts.tables, nodes)
     notes = []
     if out.outages:
         if out.per_1000_node_days is not None:

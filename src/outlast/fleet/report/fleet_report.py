@@ -6,7 +6,6 @@ import datetime as dt
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,14 +13,8 @@ import polars as pl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from outlast import __version__
-from outlast.fleet.analysis import (
-    exposure,
-    failure_attribution,
-    failure_rates,
-    goodput_loss,
-    lemons,
-)
-from outlast.fleet.analysis.exposure import KEY
+from outlast.fleet.analysis import exposure
+from outlast.fleet.analysis.exposure import LARGE_GPUS
 from outlast.fleet.analysis.lemons import clip_tables
 from outlast.fleet.lake import LakeSource, format_time
 from outlast.fleet.record_tables import DAY_NS, Tables
@@ -93,24 +86,36 @@ def build_report(
     *,
     cluster: str = "",
     notes: list[str] | None = None,
+    above_gpus: int = LARGE_GPUS,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
     on_section: Callable[[DrawnSection], object] = lambda _: None,
 ) -> DrawnReport:
     """Build the report.
 
-    `source`: name of the origin of `tables`; `notes`: known limits of the data. `on_section` is
-    called with each section as soon as it is ready. All records are read into memory once.
+    `source`: name of the origin of `tables`; `notes`: known limits of the data; `above_gpus`: size
+    of jobs above which r_f is measured. `on_section` is called with each section as soon as it is
+    ready. All records are read into memory once.
     """
-    tables = _load_tables(tables)
-    facts = _facts(tables)
+    facts = ReportFacts(load_tables(tables), above_gpus)
     drawn: list[DrawnSection] = []
-    benchmarks = list(bandwidth_sections(tables))
-    count = len(ORDER) - len(BANDWIDTH_KEYS) + len(benchmarks)
-    for section in chain(benchmarks, _sections(facts)):
+    for section in report_sections(facts):
         drawn.append(section)
         on_section(section)
-        on_progress(len(drawn), count)
-    drawn.sort(key=lambda entry: ORDER.index(entry.section.key))
+        on_progress(len(drawn), max(len(drawn), len(ORDER) - len(BANDWIDTH_KEYS)))
+    return finished_report(facts, drawn, source, cluster=cluster, notes=notes)
+
+
+def finished_report(
+    facts: ReportFacts,
+    drawn: list[DrawnSection],
+    source: str,
+    *,
+    cluster: str = "",
+    notes: list[str] | None = None,
+) -> DrawnReport:
+    """Return the report of all `report_sections`. `source`, `notes`: as of `build_report`."""
+    tables = facts.tables
+    drawn = sorted(drawn, key=lambda entry: ORDER.index(entry.section.key))
     in_window = clip_tables(tables, tables.since_ns, tables.until_ns)
     records = {
         name: int(frame.select(pl.len()).collect().item())
@@ -131,11 +136,8 @@ def build_report(
     return DrawnReport(report, drawn)
 
 
-def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
-    """Yield the sections, the slowest last, so that the others are drawn meanwhile."""
-    yield cost_and_lemon_sections.goodput_section(facts)
-    runs = cost_and_lemon_sections.training_runs(facts)
-    yield cost_and_lemon_sections.ettr_section(runs)
+def report_sections(facts: ReportFacts) -> Iterator[DrawnSection]:
+    """Yield the sections, the slowest last, so that the others are drawn or read meanwhile."""
     for each in (
         failure_sections.mttf_section,
         failure_sections.survived_failures_section,
@@ -145,35 +147,26 @@ def _sections(facts: ReportFacts) -> Iterator[DrawnSection]:
         failure_sections.rate_history_section,
         failure_sections.final_states_section,
         failure_sections.job_sizes_section,
-        cost_and_lemon_sections.crash_loops_section,
         failure_sections.outages_section,
     ):
         yield each(facts)
-    window_days = (facts.tables.until_ns - facts.tables.since_ns) / DAY_NS
-    history_days = max(lemons.DAYS, window_days)  # all of the window, also where it is longer
-    ranking = lemons.rank_lemons(facts.tables, facts.infra, by=facts.by, history_days=history_days)
-    yield from cost_and_lemon_sections.lemon_sections(facts, ranking)
-    yield cost_and_lemon_sections.counterfactual_section(facts, runs, ranking)
+    yield from bandwidth_sections(facts.tables)
+    yield from cost_and_lemon_sections.lemon_sections(facts)
+    runs = cost_and_lemon_sections.training_runs(facts)
+    yield cost_and_lemon_sections.ettr_section(runs)
+    yield cost_and_lemon_sections.counterfactual_section(facts, runs)
+    yield cost_and_lemon_sections.goodput_section(facts)
+    yield cost_and_lemon_sections.crash_loops_section(facts)
 
 
-def _load_tables(tables: Tables) -> Tables:
+def load_tables(tables: Tables) -> Tables:
+    """Return the tables in memory."""
     frames = {
         name: frame.collect().lazy()
         for name, frame in tables._asdict().items()
         if isinstance(frame, pl.LazyFrame)
     }
     return tables._replace(**frames)
-
-
-def _facts(tables: Tables) -> ReportFacts:
-    found = failure_attribution.attribute_failures(tables)
-    infra = failure_attribution.worst_nodes(found).collect().lazy()
-    again = [
-        goodput_loss.restarted_attempts(tables, infra).select(KEY),
-        goodput_loss.attempts_in_loops(tables, infra).select(KEY),
-    ]
-    preempted = goodput_loss.preemption_cascades(tables, pl.concat(again).unique())
-    return ReportFacts(tables, found, infra, failure_rates.failure_rate(tables, found), preempted)
 
 
 def _sparse_data_notes(facts: ReportFacts, records: dict[str, int]) -> list[str]:

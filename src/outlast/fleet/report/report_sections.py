@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import polars as pl
 
-from outlast.fleet.analysis import failure_rates, lemons, outages
+from outlast.fleet.analysis import failure_rates, goodput_loss, lemons, outages
 from outlast.fleet.analysis.confidence_intervals import garwood
-from outlast.fleet.analysis.failure_attribution import AttributedFailures
+from outlast.fleet.analysis.exposure import KEY, LARGE_GPUS
+from outlast.fleet.analysis.failure_attribution import (
+    AttributedFailures,
+    attribute_failures,
+    worst_nodes,
+)
 from outlast.fleet.analysis.failure_rates import FailureRate
-from outlast.fleet.record_tables import Tables
+from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.text_formatting import plural
 
 if TYPE_CHECKING:
@@ -47,18 +54,46 @@ class ReportSection(msgspec.Struct, frozen=True, kw_only=True):
     series: list[dict[str, Any]] = []  # data of the figure beyond the rows
 
 
-class ReportFacts(NamedTuple):
-    """Results that several sections need, computed once.
+@dataclass(frozen=True)
+class ReportFacts:
+    """Results that several sections need, each computed once, when it is needed.
 
-    `infra`: KEY and node of attempts that infrastructure ended; `preempted`: for jobs that
-    restarted after that, or in a crash loop.
+    `tables`: in memory; `above_gpus`: size of jobs above which r_f is measured.
     """
 
     tables: Tables
-    found: AttributedFailures
-    infra: pl.LazyFrame
-    rate: FailureRate
-    preempted: pl.DataFrame
+    above_gpus: int = LARGE_GPUS
+
+    @cached_property
+    def found(self) -> AttributedFailures:
+        """Failed attempts and their causes."""
+        return attribute_failures(self.tables)
+
+    @cached_property
+    def infra(self) -> pl.LazyFrame:
+        """KEY and node of attempts that infrastructure ended."""
+        return worst_nodes(self.found).collect().lazy()
+
+    @cached_property
+    def rate(self) -> FailureRate:
+        """The rate r_f of large jobs."""
+        return failure_rates.failure_rate(self.tables, self.found, above_gpus=self.above_gpus)
+
+    @cached_property
+    def preempted(self) -> pl.DataFrame:
+        """Attempts preempted for jobs that restarted after a failure, or in a crash loop."""
+        again = [
+            goodput_loss.restarted_attempts(self.tables, self.infra).select(KEY),
+            goodput_loss.attempts_in_loops(self.tables, self.infra).select(KEY),
+        ]
+        return goodput_loss.preemption_cascades(self.tables, pl.concat(again).unique())
+
+    @cached_property
+    def ranking(self) -> pl.DataFrame:
+        """All nodes, the likeliest lemon first, with the whole window as history."""
+        days = (self.tables.until_ns - self.tables.since_ns) / DAY_NS
+        history_days = max(lemons.DAYS, days)  # all of the window, also where it is longer
+        return lemons.rank_lemons(self.tables, self.infra, by=self.by, history_days=history_days)
 
     @property
     def by(self) -> lemons.FailureBasis:
