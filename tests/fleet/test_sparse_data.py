@@ -15,7 +15,6 @@ import pytest
 from tests.fleet.job_attempts import put
 from tests.fleet.small_clusters import DAY_NS, HOUR, T0, S, cluster, finding, job
 
-from outlast.cli.fleet.analysis_commands import RatesSource, format_rates
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.figure_style import svg
@@ -27,6 +26,7 @@ from outlast.fleet.analysis.lemons import rank_lemons
 from outlast.fleet.analysis.outages import failure_outcomes, outage_rate, part_replacements
 from outlast.fleet.lake import Lake
 from outlast.fleet.lake_selection import load_window
+from outlast.fleet.rates_file import RatesSource, format_rates
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.report.fleet_report import FleetReport, build_report
 from outlast.log_records import NodeSeen, Outage, Repair

@@ -57,9 +57,9 @@ from pathlib import Path
 # Experiment loggers: 5 with a command, 460.
 # Servers of pages by what they show: 1, 60.
 # Golden names of metrics, dashboards in Grafana's models, metrics of nodes and fleets: 6, 520.
-# Reports of a partition: 0, 240.
+# Reports of a partition, and the file of rates: 1, 280.
 CEILINGS = {
-    "modules": 645,
+    "modules": 646,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -68,7 +68,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 136942,
+    "lines": 136982,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -15,13 +15,13 @@ from tests.fleet.poisson_jobs import poisson_jobs
 from tests.fleet.small_clusters import DAY_NS, HOUR, T0, cluster, finding, job
 
 from outlast.atomic_files import write_new
-from outlast.cli.fleet.analysis_commands import RatesSource, format_rates
 from outlast.cli.main import main
 from outlast.errors import LakeError, UsageError
 from outlast.fleet.analysis.confidence_intervals import estimate_share
 from outlast.fleet.analysis.fitted_rates import CauseShare, FittedRates, fit_rates
 from outlast.fleet.lake import Lake
 from outlast.fleet.lake_selection import load_window, parse_flag_time
+from outlast.fleet.rates_file import RatesSource, format_rates
 from outlast.fleet.synth import synthetic_cluster
 from outlast.log_records import NodeSeen, Outage
 from outlast.plan.model.scenario import scenario_of

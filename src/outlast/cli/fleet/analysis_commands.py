@@ -2,36 +2,77 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import xxhash
+from cyclopts import Parameter
 from msgspec.structs import replace
 from rich.padding import Padding
 from rich.text import Text
 
-from outlast import __version__
 from outlast.atomic_files import refuse_existing, replace_file, write_new
 from outlast.cli.output_stream import Printer, count_progress, echo, print_json, write
-from outlast.errors import EXIT_DONE, LakeError, OutlastError, StorageError, UsageError
+from outlast.errors import EXIT_DONE, OutlastError, StorageError, UsageError
 from outlast.fleet.analysis.exposure import LARGE_GPUS, check_size
-from outlast.fleet.lake import MANIFEST, Lake, format_time
+from outlast.fleet.lake import Lake
 from outlast.fleet.lake_selection import load_window, resolve_cluster
 from outlast.log_records import COST_NAMES
 from outlast.process_pool import ProcessPool
-from outlast.text_formatting import duration, plural
+from outlast.text_formatting import duration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from outlast.fleet.analysis.fitted_rates import FittedRates
+    from outlast.fleet.record_tables import Tables
     from outlast.fleet.report.fleet_report import DrawnReport, FleetReport
     from outlast.fleet.report.report_sections import DrawnSection
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LakeSelection:
+    """Records of a lake that are analysed.
+
+    Attributes
+    ----------
+    since
+        Start of the period, for example 2024-05-01 (UTC without a time zone; default: the first
+        record).
+    until
+        End of the period, exclusive (default: the last record).
+    cluster
+        Cluster to analyse, if the lake has several; '' for records without a cluster name.
+    partition
+        Partition of the scheduler whose jobs alone count (default: all).
+    above_gpus
+        Number of GPUs above which a job counts as large: failure rates are of large jobs.
+    """
+
+    since: str | None = None
+    until: str | None = None
+    cluster: str | None = None
+    partition: str | None = None
+    above_gpus: int = LARGE_GPUS
+
+    def load(self, lake: Lake, notes: list[str]) -> Tables:
+        """Return the records; `notes` gets what was dropped or merged."""
+        return load_window(
+            lake,
+            self.since,
+            self.until,
+            cluster=self.cluster,
+            partition=self.partition,
+            notes=notes,
+        )
+
+
+NO_SELECTION = LakeSelection()
 
 
 def report(
@@ -39,15 +80,8 @@ def report(
     /,
     *,
     out: Path | None = None,
-    since: str | None = None,
-    until: str | None = None,
-    cluster: str | None = None,
-<<<<<<< HEAD
+    selection: LakeSelection = NO_SELECTION,
     metrics_file: Path | None = None,
-=======
-    partition: str | None = None,
-    above_gpus: int = LARGE_GPUS,
->>>>>>> fbe6b718 (Report and fit one partition, and jobs above a size)
     json: bool = False,
 ) -> int:
     """Write all analyses of a lake as one HTML page with figures.
@@ -60,22 +94,8 @@ def report(
         Directory that `outlast fleet ingest` wrote.
     out
         New file for the page (.html).
-    since
-        Start of the period, for example 2024-05-01 (UTC without a time zone; default: the first
-        record).
-    until
-        End of the period, exclusive (default: the last record).
-    cluster
-        Cluster to report on, if the lake has several; '' for records without a cluster name.
-<<<<<<< HEAD
     metrics_file
         Write the figures into this file, for Prometheus' node exporter; --out may be omitted.
-=======
-    partition
-        Partition of the scheduler whose jobs alone count (default: all).
-    above_gpus
-        Number of GPUs above which a job counts as large: failure rates are of large jobs.
->>>>>>> fbe6b718 (Report and fit one partition, and jobs above a size)
     json
         Print the analyses as one JSON object; then --out may be omitted.
     """
@@ -83,14 +103,11 @@ def report(
         raise UsageError("give --out report.html, or --json, or --metrics-file FILE")
     if out is not None:
         _check_output(out)
-<<<<<<< HEAD
     export = _metrics_writer(metrics_file)
-=======
-    check_size(above_gpus)
->>>>>>> fbe6b718 (Report and fit one partition, and jobs above a size)
+    check_size(selection.above_gpus)
     opened = Lake.open(lake)
     notes: list[str] = []
-    tables = load_window(opened, since, until, cluster=cluster, partition=partition, notes=notes)
+    tables = selection.load(opened, notes)
     with count_progress("analyses") as advance, Drawer() if out else nullcontext() as drawer:
         from outlast.fleet.report.fleet_report import (
             build_report as reported,  # while the other process starts
@@ -102,9 +119,9 @@ def report(
         found = reported(
             tables,
             str(lake),
-            cluster=resolve_cluster(opened, cluster),
+            cluster=resolve_cluster(opened, selection.cluster),
             notes=notes,
-            above_gpus=above_gpus,
+            above_gpus=selection.above_gpus,
             on_progress=advance,
             on_section=on_section,
         )
@@ -223,113 +240,6 @@ def _show_report(found: FleetReport, out: Path) -> None:
     echo(f"written to {out}")
 
 
-FORMAT = "outlast-rates"
-VERSION = 1
-Value = str | int | float
-COMMENT = (
-    "# Measured by `outlast fleet fit`; `outlast plan ... --rates FILE` takes [failures] and",
-    "# [scenario]; its flags take precedence. The other tables are for people.",
-)
-
-
-class RatesSource(NamedTuple):
-    """Origin of the figures. `digest`: of the lake's list of files."""
-
-    lake: str
-    digest: str
-
-
-def format_rates(rates: FittedRates, source: RatesSource) -> str:
-    """Return the whole file."""
-    span = f"{format_time(rates.since_ns)} to {format_time(rates.until_ns)}"
-    name = Path(source.lake).name or "here"
-    lines = [*COMMENT, *_toml_lines({"format": FORMAT, "version": VERSION, "name": name})]
-    lines += _toml_table("failures", _failure_values(rates, span))
-    lines += _toml_table("scenario", rates.scenario)
-    for key, one in rates.measured.items():
-        values = {"value": one.value, "low": one.low, "high": one.high, "count": one.count}
-        lines += _toml_table(f"measured.{key}", {**values, "said": one.description})
-    lines += _toml_table("causes", {cause.cause: round(cause.share, 6) for cause in rates.causes})
-    lines += _toml_table("provenance", _provenance_values(rates, source, span))
-    return "\n".join([*lines, ""])
-
-
-def _failure_values(rates: FittedRates, span: str) -> dict[str, Value | None]:
-    rate = rates.rate
-    return {
-        "per_gpu_second": rate.per_gpu_second,
-        "low_per_gpu_second": rate.low_per_gpu_second,
-        "high_per_gpu_second": rate.high_per_gpu_second,
-        "per_1000_node_days": rate.per_1000_node_days,
-        "weight_failures": rate.weight_failures,
-        "failures": rate.failures,
-        "node_days": rate.node_days,
-        "dispersion": rate.dispersion,
-        "source": f"{plural(rate.failures, 'failure')} in {rate.node_days:,.0f} node-days of"
-        f" {rate.basis}, {span}",
-    }
-
-
-def _provenance_values(
-    rates: FittedRates, source: RatesSource, span: str
-) -> dict[str, Value | None]:
-    from outlast.fleet.analysis.confidence_intervals import CONVENTION
-    from outlast.fleet.analysis.failure_attribution import AFTER_S, BEFORE_S
-    from outlast.fleet.analysis.fitted_rates import OUTAGES
-
-    return {
-        "lake": source.lake,
-        "digest": source.digest,
-        "window": span,
-        "outlast": __version__,
-        "failure": "start of an outage, since no job failed"
-        if rates.rate.basis == OUTAGES
-        else "NODE_FAIL; FAILED or REQUEUED with a finding of severity now on a node of the job"
-        f" from {BEFORE_S} s before its end to {AFTER_S} s after it",
-        "interval": f"90 %, of {CONVENTION}",
-        "weight_failures": "failures over dispersion, the larger one by job runs or by days",
-        "notes": "; ".join(rates.notes),
-    }
-
-
-def _toml_table(name: str, values: Mapping[str, Value | None]) -> Iterator[str]:
-    yield ""
-    yield f"[{name}]"
-    yield from _toml_lines(values)
-
-
-def _toml_lines(values: Mapping[str, Value | None]) -> Iterator[str]:
-    for key, value in values.items():
-        if value is not None:
-            name = (
-                key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else None
-            )
-            yield f"{name or _toml_text(key)} = {_toml_value(value)}"
-
-
-def _toml_value(value: Value) -> str:
-    if isinstance(value, str):
-        return _toml_text(value)
-    return repr(value)
-
-
-def _toml_text(value: str) -> str:
-    """Return a basic string of TOML: a JSON string with DEL escaped."""
-    printed = value.encode(errors="replace").decode()  # a path may hold what no text does
-    return json.dumps(printed, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def lake_digest(lake: Path) -> str:
-    """Return the digest of the lake's list of files, which identifies its content.
-
-    Raises LakeError.
-    """
-    try:
-        return xxhash.xxh3_128_hexdigest((lake / MANIFEST).read_bytes())
-    except OSError as error:
-        raise LakeError(f"{lake / MANIFEST} cannot be read: {error.strerror}") from error
-
-
 SECONDS = ("repair", "queue", "window", *COST_NAMES)  # of measured values
 
 
@@ -338,11 +248,7 @@ def fit(
     /,
     *,
     out: Path | None = None,
-    since: str | None = None,
-    until: str | None = None,
-    cluster: str | None = None,
-    partition: str | None = None,
-    above_gpus: int = LARGE_GPUS,
+    selection: LakeSelection = NO_SELECTION,
     json: bool = False,
 ) -> int:
     """Measure failure and repair rates for `outlast plan --rates`.
@@ -356,34 +262,22 @@ def fit(
         Directory that `outlast fleet ingest` wrote.
     out
         New file for the rates (default: stdout).
-    since
-        Start of the period, for example 2024-05-01 (UTC without a time zone; default: the first
-        record).
-    until
-        End of the period, exclusive (default: the last record).
-    cluster
-        Cluster to measure, if the lake has several; '' for records without a cluster name.
-    partition
-        Partition of the scheduler whose jobs alone count (default: all).
-    above_gpus
-        Number of GPUs above which a job counts as large: failure rates are of large jobs.
     json
         Print one JSON object.
     """
     from outlast.fleet.analysis import exposure
     from outlast.fleet.analysis.fitted_rates import fit_rates
+    from outlast.fleet.rates_file import RatesSource, format_rates, lake_digest
 
-    check_size(above_gpus)
+    check_size(selection.above_gpus)
     opened = Lake.open(lake)
     if out:
         write_new(out, None)
     with Printer(stderr=True).status("measuring"):
         notes: list[str] = []
-        tables = load_window(
-            opened, since, until, cluster=cluster, partition=partition, notes=notes
-        )
+        tables = selection.load(opened, notes)
         notes += [*exposure.dominant_attempts(tables), *exposure.inventory_notes(tables)]
-        rates = fit_rates(tables, above_gpus=above_gpus)
+        rates = fit_rates(tables, above_gpus=selection.above_gpus)
         rates = replace(rates, notes=[*notes, *rates.notes])
     text = format_rates(rates, RatesSource(str(lake), lake_digest(lake)))
     if out:
