@@ -74,7 +74,7 @@ ifneq ($(TORCH),)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS)
 endif
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
-	  -e '.[run,figures,objects,plan,dask,fleet,health,view,metrics,dev,docs]' -c $(CONSTRAINTS)
+	  -e '.[run,figures,objects,plan,dask,fleet,health,view,metrics,otlp,dev,docs]' -c $(CONSTRAINTS)
 	@touch $@
 
 demo: $(READY)

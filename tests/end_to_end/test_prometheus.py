@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ class Prometheus:
         )
         address = "--web.listen-address=127.0.0.1:"
         command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data"]
+        command.append("--enable-feature=exemplar-storage")
         exporter = ["prometheus-node-exporter", "--collector.disable-defaults"]
         exporter += ["--collector.textfile", f"--collector.textfile.directory={self.textfiles}"]
         with (folder / "prometheus.txt").open("w") as log:
@@ -65,13 +67,20 @@ class Prometheus:
 
     def query(self, text: str) -> list[dict[str, Any]]:
         """Return the result of an instant query."""
-        where = f"http://127.0.0.1:{self.port}/api/v1/query?"
-        with urllib.request.urlopen(
-            where + urllib.parse.urlencode({"query": text}), timeout=30
-        ) as answer:
+        return self._ask("query", {"query": text})["result"]
+
+    def exemplars(self, text: str) -> list[dict[str, str]]:
+        """Return the labels of exemplars of the last hour."""
+        hour = {"start": str(time.time() - 3600), "end": str(time.time())}
+        series = self._ask("query_exemplars", {"query": text, **hour})
+        return [one["labels"] for each in series for one in each["exemplars"]]
+
+    def _ask(self, kind: str, parameters: dict[str, str]) -> Any:
+        where = f"http://127.0.0.1:{self.port}/api/v1/{kind}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(where, timeout=30) as answer:
             found = json.load(answer)
         assert found["status"] == "success"
-        return found["data"]["result"]
+        return found["data"]
 
     def is_ready(self) -> bool:
         try:
@@ -159,6 +168,10 @@ def test_alerts_and_dashboards_of_broken_runs(runner: Runner, prometheus: Promet
     firing = prometheus.alerts("firing") - {"OutlastNodeCheckFailed"}  # where systemd answers
     assert firing == {"OutlastRunFailed", "OutlastCrashLoop", "OutlastLemon"}
     assert [one["value"][1] for one in prometheus.query("node_textfile_scrape_error")] == ["0"]
+
+    found = prometheus.exemplars("outlast_incidents_total")
+    assert {"1", "10"} & {one["incident"] for one in found}
+    assert all(len(one["trace_id"]) == 32 for one in found)
 
     hold = ("--hold", str(runner.folder / "hold"))
     flip = "--fault=flip:rank=1,step=5,phase=reduced,bit=30,times=2"  # a finding: drain the node

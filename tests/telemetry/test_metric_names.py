@@ -37,7 +37,7 @@ def lines(families: Iterable[Metric]) -> list[str]:
 def run_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
     """Return all families of a run, with those that are missing while their value is unknown."""
     metrics = played(tmp_path)
-    metrics._feed.board.steps_total = 20
+    metrics.feed.board.steps_total = 20
     monkeypatch.setattr(RunBoard, "steps_per_s", lambda _: 10.0)
     return list(metrics.collect())
 

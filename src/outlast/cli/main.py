@@ -94,6 +94,7 @@ _EXTRAS = {
     "distributed": "dask",
     "zstandard": "run",
     "prometheus_client": "metrics",
+    "opentelemetry": "otlp",
     "jinja2": "fleet",
     "polars": "fleet",
 }

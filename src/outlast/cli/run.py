@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +24,10 @@ from outlast.launch.outlast_flags import MetricsFlags
 from outlast.launch.run_display import DetachedDisplay, Display
 from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display
 from outlast.text_formatting import frame_cause
+
+if TYPE_CHECKING:
+    from outlast.telemetry.metrics.metrics_endpoint import MetricsEndpoint
+    from outlast.telemetry.metrics.run_metrics import RunMetrics
 
 
 def run(argv: list[str]) -> int:
@@ -81,19 +86,45 @@ def _measuring(
     if not flags.is_on:
         yield lambda inner: inner
         return
-    from outlast.telemetry.metrics.metrics_endpoint import MetricsEndpoint  # an optional package
-    from outlast.telemetry.metrics.metrics_file import check_metrics_file
+    from outlast.telemetry.metrics.metrics_file import check_metrics_file  # an optional package
     from outlast.telemetry.metrics.run_metrics import RunMetrics
 
     if flags.file:
         check_metrics_file(Path(flags.file), "nothing was started")
-    if flags.port < 0:
-        yield lambda inner: RunMetrics(inner, flags.file)
+    with _exporting(flags.otlp) as export, _serving(flags) as endpoint:
+
+        def measure(inner: LiveDisplay | LineDisplay) -> RunMetrics:
+            metrics = RunMetrics(inner, flags.file, endpoint)
+            export(metrics)
+            return metrics
+
+        yield measure
+
+
+@contextlib.contextmanager
+def _exporting(target: str) -> Iterator[Callable[[RunMetrics], None]]:
+    """Yield what begins the export of metrics by OTLP, if there is a target."""
+    if not target:
+        yield lambda _: None
         return
+    from outlast.launch.otlp.otlp_exporter import exporting  # an optional package
+
+    with exporting(target, process_environment(), echo_error) as export:
+        yield export
+
+
+@contextlib.contextmanager
+def _serving(flags: MetricsFlags) -> Iterator[MetricsEndpoint | None]:
+    """Yield the endpoint of metrics, if there is a port for it."""
+    if flags.port < 0:
+        yield None
+        return
+    from outlast.telemetry.metrics.metrics_endpoint import MetricsEndpoint  # an optional package
+
     endpoint, wait_s = MetricsEndpoint(flags.host, flags.port), 0.0
     echo_error(f"outlast: metrics at http://{flags.host}:{endpoint.port}/metrics")
     try:
-        yield lambda inner: RunMetrics(inner, flags.file, endpoint)
+        yield endpoint
         wait_s = endpoint.last_scrape_due_s()
         if wait_s >= 1:
             echo_error(f"outlast: waiting up to {wait_s:.0f} s for the last scrape of metrics")

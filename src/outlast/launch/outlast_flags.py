@@ -19,6 +19,7 @@ from outlast.controller.sentinels.nonfinite_rule import parse_nan
 from outlast.errors import ConfigError, UsageError
 from outlast.launch.notices import notice_flags
 from outlast.launch.notify.notify_targets import add_notify_flag
+from outlast.launch.otlp.otlp_target import add_otlp_flag
 from outlast.launch.policies import policy_files
 
 AUDIT_EVERY = 100
@@ -281,21 +282,23 @@ def limits(given: Namespace) -> config.Limits:
 
 
 class MetricsFlags(msgspec.Struct, frozen=True, kw_only=True):
-    """Places where the launcher offers metrics: a file, a port of `host`, both, or none."""
+    """Places of metrics: a file, a port of `host`, a receiver of OTLP (without its secrets)."""
 
     file: str = ""
     port: int = -1  # 0: any free one; -1: none
     host: str = "127.0.0.1"
+    otlp: str = ""
 
     @property
     def is_on(self) -> bool:
         """Return whether metrics were asked for."""
-        return bool(self.file) or self.port >= 0
+        return bool(self.file or self.otlp) or self.port >= 0
 
 
 def add_metrics_flags(add: Callable[..., object]) -> None:
     """Add the flags of metrics and notifications to the parser."""
     add_notify_flag(add)
+    add_otlp_flag(add)
     add(
         "--metrics-file",
         "--metrics_file",
@@ -325,7 +328,12 @@ def add_metrics_flags(add: Callable[..., object]) -> None:
 
 def metrics(given: Namespace) -> MetricsFlags:
     """Return the flags of metrics."""
-    return MetricsFlags(file=given.metrics_file, port=given.metrics_port, host=given.metrics_host)
+    return MetricsFlags(
+        file=given.metrics_file,
+        port=given.metrics_port,
+        host=given.metrics_host,
+        otlp=given.otlp or "",
+    )
 
 
 def _port(text: str) -> int:

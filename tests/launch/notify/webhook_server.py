@@ -7,9 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 DEADLINE_S = 30.0
+Server = TypeVar("Server", bound="WebhookServer")
 
 
 class WebhookServer(ThreadingHTTPServer):
@@ -27,6 +28,9 @@ class WebhookServer(ThreadingHTTPServer):
         self.arrived = threading.Condition()
         self.ends = threading.Event()
 
+    def decode(self, path: str, body: bytes) -> Any:
+        return json.loads(body)
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
@@ -42,8 +46,8 @@ class _Hook(BaseHTTPRequestHandler):
     server: WebhookServer
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         hook = self.server
+        body = hook.decode(self.path, self.rfile.read(int(self.headers["Content-Length"])))
         with hook.arrived:
             answer = hook.answers.pop(0) if hook.answers else 200
             hook.bodies.append(body)
@@ -71,8 +75,8 @@ class _Hook(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving() -> Iterator[WebhookServer]:
-    with WebhookServer() as server:
+def serving(kind: type[Server] = WebhookServer) -> Iterator[Server]:
+    with kind() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

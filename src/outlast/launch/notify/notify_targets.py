@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
-from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode
 
 import msgspec
 
 from outlast.errors import UsageError
-from outlast.launch.bundles.secret_redaction import is_secret_name
+from outlast.launch.notify.target_urls import (
+    PORTS,
+    VARIABLE,
+    Placeholders,
+    filled,
+    refuse_open_secrets,
+    split_url,
+    variable_value,
+)
 
 Message = Literal["start", "incident", "recovery", "interrupted", "failure", "done"]
 Template = Literal["webhook", "slack", "pagerduty"]
 MESSAGES: tuple[Message, ...] = get_args(Message)
 _PAGED: tuple[Message, ...] = ("failure", "done")
 _KEY = "routing_key"
-_VARIABLE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
-_PORTS = {"http": 80, "https": 443}
 
 
 class NotifyTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +48,7 @@ class NotifyTarget(msgspec.Struct, frozen=True, kw_only=True):
     def authority(self) -> str:
         """Host as in a URL, with a port other than the scheme's own."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def add_notify_flag(add: Callable[..., object]) -> None:
@@ -65,17 +70,10 @@ def add_notify_flag(add: Callable[..., object]) -> None:
 def _target_text(text: str) -> str:
     """Check all but the variables' values: the plan keeps the text, without secrets."""
     try:
-        _read_target(text, _Placeholders())
+        _read_target(text, Placeholders())
     except UsageError as error:
         raise ArgumentTypeError(str(error)) from error
     return text
-
-
-class _Placeholders(dict[str, str]):
-    """A value for each variable, with which a text can be checked before they are read."""
-
-    def __missing__(self, name: str) -> str:
-        return f"https://variable.invalid/?{_KEY}=x"
 
 
 def read_target(text: str, environment: Mapping[str, str]) -> NotifyTarget:
@@ -97,20 +95,20 @@ def _read_target(text: str, environment: Mapping[str, str]) -> NotifyTarget:
         name, _, value = option.partition("=")
         if name == "on":
             messages = _messages(value)
-        elif name == "bearer" and (variable := _VARIABLE.fullmatch(value)):
-            bearer = _value(variable[1], environment)
+        elif name == "bearer" and (variable := VARIABLE.fullmatch(value)):
+            bearer = variable_value(variable[1], environment)
         elif name == "bearer":
             raise UsageError("bearer= takes env:NAME, the variable that has the token")
         else:
             raise UsageError(f"unknown option {name!r}: there are on= and bearer=")
-    if variable := _VARIABLE.fullmatch(address):
-        url = _split(_value(variable[1], environment), f"the value of {variable[1]}")
+    if variable := VARIABLE.fullmatch(address):
+        url = split_url(variable_value(variable[1], environment), f"the value of {variable[1]}")
     else:
-        url = _split(address, f"a target of kind {template}")
+        url = split_url(address, f"a target of kind {template}")
         _refuse_open_secrets(url, template)
-    path = "/".join(_filled(part, environment) for part in url.path.split("/")) or "/"
+    path = "/".join(filled(part, environment) for part in url.path.split("/")) or "/"
     query = [
-        (name, _filled(value, environment, safe=None))
+        (name, filled(value, environment, safe=None))
         for name, value in parse_qsl(url.query, keep_blank_values=True)
     ]
     key = ""
@@ -124,7 +122,7 @@ def _read_target(text: str, environment: Mapping[str, str]) -> NotifyTarget:
         messages=messages,
         scheme=url.scheme,
         host=url.hostname or "",
-        port=url.port or _PORTS[url.scheme],
+        port=url.port or PORTS[url.scheme],
         path=path + (f"?{urlencode(query)}" if query else ""),
         routing_key=key,
         bearer=bearer,
@@ -145,52 +143,10 @@ def _messages(text: str) -> tuple[Message, ...]:
     return tuple(message for message in MESSAGES if message in names)
 
 
-def _split(address: str, subject: str) -> SplitResult:
-    """Return the parts of a URL. The address is not shown: it may hold a secret."""
-    try:
-        url = urlsplit(address)
-        port = url.port
-    except ValueError as error:
-        raise UsageError(f"{subject} is no URL") from error
-    if url.scheme not in _PORTS or not url.hostname or port == 0:
-        raise UsageError(f"{subject} is no URL of a server, as in https://example.com/hook")
-    if not address.isascii() or not address.isprintable() or " " in address:
-        raise UsageError(f"{subject} has characters that must be written as %XX, or a host as xn--")
-    if "@" in url.netloc:
-        raise UsageError(f"{subject} has a user before its host: give bearer=env:NAME")
-    if url.fragment:
-        raise UsageError(f"{subject} has a fragment (#), which no server gets")
-    return url
-
-
 def _refuse_open_secrets(url: SplitResult, template: Template) -> None:
-    if template == "slack" and not _VARIABLE.search(url.path):
+    if template == "slack" and not VARIABLE.search(url.path):
         raise UsageError(
             "the URL of a Slack webhook is a secret, and each process of this host can read"
             " command lines: export it, and give slack+env:NAME"
         )
-    for name, value in parse_qsl(url.query, keep_blank_values=True):
-        if (name == _KEY or is_secret_name(name)) and not _VARIABLE.fullmatch(value):
-            raise UsageError(
-                f"{name} is a secret, and each process of this host can read command lines:"
-                f" export it, and give {name}=env:NAME"
-            )
-
-
-def _filled(part: str, environment: Mapping[str, str], safe: str | None = "/") -> str:
-    """Return a part of a URL, or the variable that it names; `safe`: quoted, but for these."""
-    variable = _VARIABLE.fullmatch(part)
-    if variable is None:
-        return part
-    value = _value(variable[1], environment)
-    return value if safe is None else quote(value.strip("/"), safe=safe)
-
-
-def _value(name: str, environment: Mapping[str, str]) -> str:
-    try:
-        value = environment[name].strip()
-    except KeyError as error:
-        raise UsageError(f"the variable {name} is not set") from error
-    if not value or not value.isascii() or not value.isprintable():
-        raise UsageError(f"the variable {name} is empty, or has characters that are not of a URL")
-    return value
+    refuse_open_secrets(url, _KEY)

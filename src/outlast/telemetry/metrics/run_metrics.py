@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from outlast.errors import StorageError
 from outlast.events import (
     AnyEvent,
+    Note,
     RunEnded,
     RunStarted,
     Warned,
 )
+from outlast.telemetry.history.incident_course import Incident
 from outlast.telemetry.live_view import LineDisplay, LiveDisplay
+from outlast.telemetry.metrics.incident_identity import span_id, trace_id
 from outlast.telemetry.metrics.metrics_endpoint import MetricsEndpoint
 from outlast.telemetry.metrics.metrics_file import gauge, write_metrics
 from outlast.telemetry.run_board import Beats
@@ -34,7 +38,8 @@ _NS = 1e9
 class RunMetrics(Collector):
     """A display that passes everything on to another one, and offers its board as metrics.
 
-    A file that cannot be written is tried again with the next beat; the run goes on.
+    A file that cannot be written is tried again with the next beat; the run goes on. `notes`
+    returns a text for the display, or "".
     """
 
     def __init__(
@@ -43,7 +48,8 @@ class RunMetrics(Collector):
         file: str = "",
         endpoint: MetricsEndpoint | None = None,
     ) -> None:
-        self._inner, self._feed = inner, inner.feed
+        self._inner, self.feed = inner, inner.feed
+        self.notes: Callable[[], str] = str
         self._file = Path(file).absolute() if file else None
         self._next_ns = 0
         self._spares = 0
@@ -58,7 +64,7 @@ class RunMetrics(Collector):
     def event(self, event: AnyEvent) -> None:
         """Pass an event on, and count it."""
         self._inner.event(event)
-        with self._feed.lock:
+        with self.feed.lock:
             if isinstance(event, RunStarted):
                 self._spares = event.spares
             elif isinstance(event, Warned):
@@ -69,14 +75,16 @@ class RunMetrics(Collector):
     def beats(self, beats: Beats) -> None:
         """Pass the workers' positions on, and write the file when it is due."""
         self._inner.beats(beats)
-        now_ns = self._feed.now_ns()
-        with self._feed.lock:
-            self._feed.poll()
-            if self._feed.board.step != self._commit[0]:
-                self._commit = (self._feed.board.step, now_ns)
+        now_ns = self.feed.now_ns()
+        with self.feed.lock:
+            self.feed.poll()
+            if self.feed.board.step != self._commit[0]:
+                self._commit = (self.feed.board.step, now_ns)
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + round(FILE_S * _NS)
             self._write()
+        if text := self.notes():
+            self._inner.event(Note(t_ns=now_ns, worker="", seat=-1, text=text))
 
     def line(self, rank: int, text: str) -> None:
         """Pass a line of a rank's output on."""
@@ -96,11 +104,11 @@ class RunMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics as of now."""
-        with self._feed.lock:
+        with self.feed.lock:
             return [*self._of_run(), *self._of_incidents(), *self._of_state()]
 
     def _of_run(self) -> Iterator[Metric]:
-        board, now_ns = self._feed.board, self._feed.now_ns()
+        board, now_ns = self.feed.board, self.feed.now_ns()
         about = {(board.run, board.script): 1}
         yield gauge("run", "The run; always 1.", about, ("run", "script"))
         outcome = {(self._outcome,): 1} if self._outcome else {}
@@ -128,7 +136,7 @@ class RunMetrics(Collector):
             yield gauge("goodput_ratio", "Step time over wall x ranks, this launch.", goodput)
 
     def _of_incidents(self) -> Iterator[Metric]:
-        board = self._feed.board
+        board = self.feed.board
         found = CounterMetricFamily(
             "outlast_incidents", "Incidents over the run's life.", labels=["cause", "rung"]
         )
@@ -136,15 +144,17 @@ class RunMetrics(Collector):
             "outlast_incident_seconds", "Time from fault to recovery.", labels=["cause"]
         )
         counts, times = Counter[tuple[str, str]](), Counter[str]()
+        newest: dict[tuple[str, str], Incident] = {}
         steps_lost = 0
         for one in board.tracker.found():
             if one.is_request:
                 continue
             counts[one.cause.kind, one.rung or "open"] += 1
+            newest[one.cause.kind, one.rung or "open"] = one
             times[one.cause.kind] += round(one.total_ms)
             steps_lost += one.committed_steps_lost
         for labels, count in counts.items():
-            found.add_metric(labels, count)
+            found.add_metric(labels, count, exemplar=_exemplar(board.run, newest[labels]))
         for cause, ms in times.items():
             seconds.add_metric([cause], ms / 1e3)
         yield found
@@ -154,7 +164,7 @@ class RunMetrics(Collector):
         yield lost
 
     def _of_state(self) -> Iterator[Metric]:
-        saved = self._feed.board.saved.items()
+        saved = self.feed.board.saved.items()
         steps = {(tier,): float(step) for tier, (step, _) in saved}
         times = {(tier,): t_ns / _NS for tier, (_, t_ns) in saved}
         yield gauge("checkpoint_step", "Step of the newest checkpoint.", steps, ("tier",))
@@ -164,7 +174,7 @@ class RunMetrics(Collector):
             "outlast_checkpoint_failures", "Saves that failed.", labels=["tier"]
         )
         for tier in _TIERS:
-            failed.add_metric([tier], self._feed.board.failed_saves.get(tier, 0))
+            failed.add_metric([tier], self.feed.board.failed_saves.get(tier, 0))
         yield failed
         findings = CounterMetricFamily(
             "outlast_findings", "Findings of checks and sentinels.", labels=["check", "severity"]
@@ -172,3 +182,13 @@ class RunMetrics(Collector):
         for labels, count in self._findings.items():
             findings.add_metric(labels, count)
         yield findings
+
+
+def _exemplar(run: str, one: Incident) -> Exemplar:
+    """Return an incident's number, and its place in the traces that `--otlp` sends."""
+    labels = {
+        "incident": str(one.number),
+        "trace_id": f"{trace_id(run, one.number):032x}",
+        "span_id": f"{span_id(run, one.number):016x}",
+    }
+    return Exemplar(labels, 1.0, one.t_ns / _NS)
