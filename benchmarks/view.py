@@ -24,6 +24,7 @@ from view_runs import write_large_run, write_long_run
 FIRST_S, LARGE_S, MEMORY_MB, EXPORT_MB, VIEWERS = 1.0, 2.0, 300.0, 3.0, 50
 ANSWER_MS = 50.0
 WATCHED_S = 15.0
+UPDATES, UPDATE_MS = 41, 10.0  # one a second: 1 % of a core
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,6 +50,30 @@ def open_page(run_dir: Path, into: str) -> dict[str, float]:
         "peak_mb": peak_mb,
         "page_mb": len(page.encode()) / 1e6,
     }
+
+
+def update(events: int) -> dict[str, float]:
+    """Measure a page of a long run that is refreshed after each step, with its parts rendered."""
+    from outlast.web import run_content
+    from outlast.web.run_page import render_parts
+
+    run_content.life_of = lambda *_: "running"  # though no launcher holds the run's lock
+    run_content.REFRESH_S, run_content.SHARE = 0.0, 0
+    spent_s = []
+    with tempfile.TemporaryDirectory() as name:
+        run = write_long_run(Path(name), events)
+        reading = run_content.RunReading(Path(name))
+        for _ in range(UPDATES):
+            begin_s = time.process_time()
+            content = reading.refresh()
+            assert content is not None
+            render_parts(content)
+            spent_s.append(time.process_time() - begin_s)
+            run.phase()
+        run.close()
+    ordered = sorted(spent_s[1:])
+    middle, high = ordered[len(ordered) // 2], ordered[len(ordered) * 95 // 100]
+    return {"events": events, "update_50_ms": 1e3 * middle, "update_95_ms": 1e3 * high}
 
 
 def in_child(*words: str) -> dict[str, float]:
@@ -163,6 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--ranks", type=int, default=16_384)
+    parser.add_argument("--update", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--index", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--moves", type=int, default=1000, help="of the planner's sliders")
@@ -170,6 +196,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.slide:
         print(json.dumps(slide(given.moves)))
+        return 0
+    if given.update:
+        print(json.dumps(update(given.update)))
         return 0
     if given.open or given.index:
         page = f"{given.open}.html"
@@ -186,8 +215,16 @@ def main() -> int:
         long, large = (in_child("--open", str(folder / each)) for each in ("long", "large"))
         index = in_child("--index", str(folder / "runs"))
         live = follow(folder)
+    updates = in_child("--update", str(given.events))
     sliders = in_child("--slide", f"--moves={given.moves}")
-    measured = {"long": long, "large": large, "index": index, "live": live, "sliders": sliders}
+    measured = {
+        "long": long,
+        "large": large,
+        "index": index,
+        "live": live,
+        "updates": updates,
+        "sliders": sliders,
+    }
     figures = {**measured, "load": load()}
     rows = [
         (part, key, f"{value:.4g}")
@@ -203,6 +240,10 @@ def main() -> int:
         f"seconds between messages of {VIEWERS} viewers": (
             WATCHED_S / max(1.0, live[f"fewest_messages_{VIEWERS}"]),
             2.0,
+        ),
+        f"update of a page of {given.events:,} events (processor ms)": (
+            updates["update_50_ms"],
+            UPDATE_MS,
         ),
         "answer to a slider, p95 (processor ms)": (sliders["answer_95_ms"], ANSWER_MS),
         "answer and curves to a slider, p95 (processor ms)": (

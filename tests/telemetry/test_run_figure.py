@@ -18,10 +18,11 @@ from tests.telemetry.synthetic_run import SyntheticRun
 from outlast.errors import RunDirError, UsageError
 from outlast.telemetry import run_figure
 from outlast.telemetry.history.run_history import read_history
+from outlast.telemetry.history.time_buckets import BUCKETS, CODES, Span
 from outlast.telemetry.history.time_claims import Claims
 from outlast.telemetry.lane_columns import COLOUR, COLUMNS, columns
 from outlast.telemetry.run_figure import apart, report
-from outlast.telemetry.time_accounting import BUCKETS, CODES, Span, account
+from outlast.telemetry.time_accounting import account
 
 
 def _twins(tmp_path: Path) -> list[tuple[Path, str]]:

@@ -28,10 +28,10 @@ from outlast.events import (
     encoder,
 )
 from outlast.telemetry.history.run_history import read_history
+from outlast.telemetry.history.time_buckets import BUCKETS
 from outlast.telemetry.run_summary import NOTES_MAX, RunSummary, summarise, summarise_history
 from outlast.telemetry.segment_files import segment_paths
 from outlast.telemetry.summary_tables import INCIDENTS_MAX, MEANS, STYLE, listed, render
-from outlast.telemetry.time_accounting import BUCKETS
 from outlast.text_formatting import duration, size
 
 

@@ -22,9 +22,10 @@ from outlast.events import (
     RunEnded,
     RunStarted,
 )
-from outlast.telemetry import time_accounting
+from outlast.telemetry.history import time_buckets
 from outlast.telemetry.history.run_history import RunHistory, read_history
-from outlast.telemetry.time_accounting import BUCKET_OF_KIND, BUCKETS, TimeAccount, account
+from outlast.telemetry.history.time_buckets import BUCKETS, TimeAccount
+from outlast.telemetry.time_accounting import BUCKET_OF_KIND, account
 
 TIMES = st.integers(0, 60)
 WORKERS = st.sampled_from(["w1-0", "w1-1", "w1-2", "w2-0"])
@@ -292,9 +293,9 @@ def test_events_without_a_start(tmp_path: Path) -> None:
 def test_sums_that_differ_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SyntheticRun(tmp_path).start().steps(2).end()
     history = read_history(tmp_path)
-    merge = time_accounting.merge
+    merge = time_buckets.merge
     monkeypatch.setattr(
-        time_accounting,
+        time_buckets,
         "merge",
         lambda claims, lane: merge(claims.chosen(slice(1, None)), lane[1:]),
     )

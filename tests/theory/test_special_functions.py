@@ -61,9 +61,23 @@ def test_a_minimum_with_a_flat_and_an_infinite_high_side(
     found = find_minimum(function, 1e-3, 1e9)
     assert abs(math.log(found) - at) < 1e-6
     assert calls < 80
+    for away in (-30, -3, 0, 1, 30):
+        near = min(max(lowest * math.exp(away), 1e-3), 1e9)
+        found = find_minimum(function, 1e-3, 1e9, near=near)
+        assert abs(math.log(found) - at) < 1e-6
+
+
+def test_a_guess_saves_steps() -> None:
+    found: dict[float | None, int] = {}
+    for near in (None, 2.0):
+        calls: list[float] = []
+        find_minimum(lambda x, calls=calls: calls.append(x) or x + 5 / x, 1e-3, 1e9, near=near)
+        found[near] = len(calls)
+    assert found[2.0] <= 10 and found[None] <= 15, found
 
 
 def test_a_minimum_at_either_end() -> None:
     assert find_minimum(lambda x: x, 1e-3, 1e9) == pytest.approx(1e-3)
     assert find_minimum(lambda x: -x, 1e-3, 1e9) == pytest.approx(1e9)
+    assert find_minimum(lambda x: -x, 1e-3, 1e9, near=9e8) == pytest.approx(1e9)
     assert find_minimum(lambda _: math.inf, 1e-3, 1e9) == pytest.approx(1e-3)

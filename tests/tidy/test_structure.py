@@ -59,8 +59,9 @@ from pathlib import Path
 # Golden names of metrics, dashboards in Grafana's models, metrics of nodes and fleets: 6, 520.
 # Reports of a partition, and the file of rates: 1, 280.
 # OTLP, exemplars, URLs with secrets: 8 with tests, 700.
+# Accounts that grow: 3 with tests, 420.
 CEILINGS = {
-    "modules": 652,
+    "modules": 655,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -69,7 +70,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 137336,
+    "lines": 137756,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

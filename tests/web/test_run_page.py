@@ -16,6 +16,7 @@ from outlast.cli.main import main
 from outlast.errors import EXIT_USAGE
 from outlast.events import CheckpointSaved, LoopBegun, Metrics, Note
 from outlast.telemetry.event_store import read_events
+from outlast.telemetry.history import growing_account
 from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.run_summary import summarise
 from outlast.web import page_figures
@@ -50,7 +51,7 @@ def test_the_figures_are_those_of_the_summary(tmp_path: Path) -> None:
         "rank 2" in answer(page, "broken")[1]
         and "0 committed steps lost" in answer(page, "broken")[1]
     )
-    rows = page_figures.waterfall(page.times)
+    rows = page_figures.waterfall(page.times.totals)
     assert sum(row.width for row in rows) == pytest.approx(1.0)
     assert {row.name: row.seconds for row in rows} == pytest.approx(
         {name: s / 4 for name, s in summary.buckets_s.items() if s or name == "step"}
@@ -112,7 +113,7 @@ def test_many_ranks_share_rows(tmp_path: Path) -> None:
     SyntheticRun(tmp_path, world=300).start().steps(2).end()
     drawn = page_figures.timeline(read(tmp_path).times, TimeAxis(0, 1, ()))
     rows = set(re.findall(r"M[^ ]+ ([0-9.e+-]+)h", drawn))
-    assert len(rows) <= page_figures.ROWS_MAX
+    assert len(rows) <= growing_account.ROWS_MAX
 
 
 def test_losses_that_are_no_numbers(tmp_path: Path) -> None:

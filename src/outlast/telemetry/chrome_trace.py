@@ -13,8 +13,9 @@ from outlast.events import AnyEvent, CheckpointSaved, Drained, Warned, WorkerSea
 from outlast.telemetry.history.incident_course import PHASES, Incident
 from outlast.telemetry.history.phase_blocks import incidents
 from outlast.telemetry.history.run_history import RunHistory
+from outlast.telemetry.history.time_buckets import TimeAccount
 from outlast.telemetry.run_board import headline
-from outlast.telemetry.time_accounting import TimeAccount, account
+from outlast.telemetry.time_accounting import account
 from outlast.text_formatting import warning
 
 _JOB = 0  # process of what concerns all ranks

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from outlast.events import CheckpointSaved, GenerationOpened
 from outlast.log_records import COST_NAMES, CostName
-from outlast.telemetry.history.event_columns import Integers, of_kind
+from outlast.telemetry.history.event_columns import Integers, of_kind, rows
 from outlast.telemetry.history.incident_course import Incident
 from outlast.telemetry.history.launcher_terms import split_terms
 from outlast.telemetry.history.phase_blocks import incidents
@@ -122,7 +122,7 @@ def run_costs(history: RunHistory) -> RunCosts:
     lengths_s, steps = _slowest(history, "step")
     seconds["step"] = np.repeat(lengths_s, steps).tolist()
     seconds["cost"] = _slowest(history, "checkpoint")[0].tolist()
-    saves = of_kind(history.phases, history.kinds, "checkpoint")
+    saves = rows(history.phases, of_kind(history.phases, history.kinds, "checkpoint"))
     ended_ns = dict(zip(saves.step.tolist(), saves.t_ns.tolist(), strict=True))
     seconds["flush"] = [
         max(0.0, (event.t_ns - ended_ns[event.step]) / 1e9)
@@ -134,7 +134,7 @@ def run_costs(history: RunHistory) -> RunCosts:
 
 def _slowest(history: RunHistory, kind: str) -> tuple[NDArray[np.float64], Integers]:
     """Return the step time of the slowest rank and the number of steps, by generation and phase."""
-    phases = of_kind(history.phases, history.kinds, kind)
+    phases = rows(history.phases, of_kind(history.phases, history.kinds, kind))
     if not len(phases.n):
         return np.empty(0), np.empty(0, np.int64)
     length_s = np.maximum((phases.t_ns - phases.begin_ns) / 1e9 / phases.steps, 0.0)

@@ -22,8 +22,9 @@ from outlast.figure_style import RC
 from outlast.telemetry.history.incident_course import Incident
 from outlast.telemetry.history.phase_blocks import incidents
 from outlast.telemetry.history.run_history import read_history
+from outlast.telemetry.history.time_buckets import BUCKETS, Bucket, TimeAccount
 from outlast.telemetry.lane_columns import COLOUR, columns
-from outlast.telemetry.time_accounting import BUCKETS, Bucket, TimeAccount, account
+from outlast.telemetry.time_accounting import account
 from outlast.text_formatting import duration, fault_text, percentage, plural, rank_and_host
 
 WIDTH_INCH = 7.2

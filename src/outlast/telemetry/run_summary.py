@@ -36,6 +36,7 @@ from outlast.telemetry.history.incident_course import PHASES, Incident, Phase
 from outlast.telemetry.history.launcher_terms import LauncherTerm, split_terms
 from outlast.telemetry.history.phase_blocks import incidents, reach
 from outlast.telemetry.history.run_history import RunHistory, read_history
+from outlast.telemetry.history.time_buckets import Bucket, TimeTotals
 from outlast.telemetry.job_progress import (
     CommittedProgress,
     ReplicaAgreement,
@@ -45,11 +46,7 @@ from outlast.telemetry.job_progress import (
 )
 from outlast.telemetry.run_costs import is_failure
 from outlast.telemetry.segment_files import SegmentDamage
-from outlast.telemetry.time_accounting import (
-    Bucket,
-    TimeAccount,
-    account,
-)
+from outlast.telemetry.time_accounting import account
 from outlast.text_formatting import duration, fault_text, plural, rank_and_host, source
 
 NOTES_MAX = 20
@@ -147,7 +144,7 @@ def summarise_history(
     damages: Sequence[SegmentDamage] = (),
     *,
     life: Life = "unknown",
-    times: TimeAccount | None = None,
+    times: TimeTotals | None = None,
     run_incidents: Sequence[Incident] | None = None,
 ) -> RunSummary:
     """Summarise a run. `life`: state of the launcher of a run without end.
@@ -232,16 +229,17 @@ class _Progress:
 def _step_s(history: RunHistory, terms: Sequence[LauncherTerm]) -> float:
     """Return the median duration of single steps; one event may stand for many."""
     phases = rows(history.phases, slice(terms[0].first_phase, None))
-    phases = of_kind(phases, history.kinds, "step")
-    if not len(phases.n):
+    which = of_kind(phases, history.kinds, "step")
+    if not len(which):
         return 0.0
-    step_ns = (phases.t_ns - phases.begin_ns) / phases.steps
-    if (phases.steps == 1).all():
+    steps = phases.steps[which]
+    step_ns = (phases.t_ns[which] - phases.begin_ns[which]) / steps
+    if (steps == 1).all():
         middle = sorted({(len(step_ns) - 1) // 2, len(step_ns) // 2})
         found = np.partition(step_ns, middle)[[middle[0], middle[-1]]]
     else:
         order = np.argsort(step_ns, kind="stable")
-        ends = np.cumsum(phases.steps[order])
+        ends = np.cumsum(steps[order])
         middle = [(ends[-1] - 1) // 2, ends[-1] // 2]
         found = step_ns[order][np.searchsorted(ends, middle, "right")]
     return float(found.sum()) / 2e9

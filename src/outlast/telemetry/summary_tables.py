@@ -10,8 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from outlast.telemetry.history.time_buckets import BUCKETS, Bucket
 from outlast.telemetry.run_summary import IncidentLine, RunSummary
-from outlast.telemetry.time_accounting import BUCKETS, Bucket
 from outlast.terminal_tables import layout_grid, number_column, table, text_column
 from outlast.text_formatting import (
     detail_beyond,

@@ -10,20 +10,19 @@ is moved to s x (length of the term).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outlast.errors import CorruptionError
 from outlast.events import (
     REHEARSAL,
     AttemptRefused,
     GenerationOpened,
     PhaseKind,
 )
-from outlast.telemetry.history.event_columns import Column, Integers
+from outlast.telemetry.history.event_columns import Column, Integers, newest_rows, rows
 from outlast.telemetry.history.launcher_terms import (
     LauncherTerm,
     absences,
@@ -31,44 +30,23 @@ from outlast.telemetry.history.launcher_terms import (
     split_terms,
 )
 from outlast.telemetry.history.run_history import RunHistory
+from outlast.telemetry.history.time_buckets import (
+    BUCKETS,
+    CODES,
+    Bucket,
+    TimeAccount,
+    account_of,
+)
 from outlast.telemetry.history.time_claims import (
     Claims,
     Windows,
     carve,
     claims_of,
     disjoint,
-    merge,
 )
 from outlast.telemetry.history.undone_phases import undone_phases
 
-Bucket = Literal[
-    "start",  # until a seat's first phase of a term
-    "step",  # phases with an optimizer, the attempt that counted
-    "eval",  # phases without one
-    "checkpoint",  # phases that write a checkpoint
-    "script",  # the script's own code between phases
-    "lost",  # discarded attempts, phases rolled back, the interrupted phase of a dead worker
-    "recovery",  # from a generation's end to the next one's beginning, outside of attempts
-    "absent",  # without a worker for the seat, while the others go on (rung shrink)
-    "stop",  # after a seat's last phase of a term
-    "down",  # between two terms: no launcher
-]
-BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
-
-
-CODES: dict[Bucket, int] = {bucket: code for code, bucket in enumerate(BUCKETS)}
 _BY_NAME = np.argsort(np.argsort(np.array(BUCKETS)))  # place of a code in alphabetical order
-
-
-class Span(NamedTuple):
-    """Interval of Unix nanoseconds, the end not included, that belongs to one bucket."""
-
-    begin_ns: int
-    end_ns: int
-    bucket: Bucket
-
-
-TOLERANCE_NS = 1_000
 BUCKET_OF_KIND: dict[PhaseKind, Bucket] = {
     "step": "step",
     "eval": "eval",
@@ -77,55 +55,8 @@ BUCKET_OF_KIND: dict[PhaseKind, Bucket] = {
     "draw": "script",
 }
 _OF_KIND: dict[str, Bucket] = {**BUCKET_OF_KIND}  # read from disk: a later version may write more
-_PRODUCTIVE: tuple[Bucket, ...] = ("step", "eval", "script")
-
-
 GROUP_NS = 1 << 62  # of the time of all seats that are divided at once
 GROUP_SEATS = 4096
-
-
-class RankLane(NamedTuple):
-    """Complete time of one seat: adjacent claims, in order."""
-
-    seat: int
-    claims: Claims
-
-    @property
-    def spans(self) -> list[Span]:
-        """The claims as spans."""
-        begins, ends, codes = (column.tolist() for column in self.claims)
-        buckets = (BUCKETS[code] for code in codes)
-        return [Span(*span) for span in zip(begins, ends, buckets, strict=True)]
-
-
-class TimeAccount(NamedTuple):
-    """Account of a run's time. `totals_ns` are sums over seats; they add up to wall x seats."""
-
-    begin_ns: int
-    end_ns: int
-    lanes: tuple[RankLane, ...]
-    totals_ns: dict[Bucket, int]
-
-    @property
-    def wall_ns(self) -> int:
-        """Wall time from begin to end."""
-        return self.end_ns - self.begin_ns
-
-    @property
-    def capacity_ns(self) -> int:
-        """Wall time multiplied by the number of seats."""
-        return self.wall_ns * len(self.lanes)
-
-    @property
-    def goodput(self) -> float:
-        """Share of the capacity spent in committed steps."""
-        return self.totals_ns["step"] / self.capacity_ns if self.capacity_ns else 0.0
-
-    @property
-    def ettr(self) -> float:
-        """Share of the capacity in productive buckets (effective training time ratio)."""
-        productive_ns = sum(self.totals_ns[bucket] for bucket in _PRODUCTIVE)
-        return productive_ns / self.capacity_ns if self.capacity_ns else 0.0
 
 
 class _Acts(NamedTuple):
@@ -169,13 +100,33 @@ def account(history: RunHistory, *, running: bool = False) -> TimeAccount:
             edges = (terms[index - 1].end_ns, term.started.t_ns)
             window = Windows(*(np.full(seats, edge) for edge in edges))
             parts.append((claims_of(window, CODES["down"]), np.arange(seats)))
-        if term.started.t_ns < term.end_ns:
+        if term.begin_ns < term.end_ns:
             undone = is_undone[term.first_phase : term.first_phase + len(term.phases.t_ns)]
             parts += _divide(term, _acts(history, term, seats, undone), seats)
-    lanes, totals_ns = _lanes(parts, seats)
-    result = TimeAccount(terms[0].started.t_ns, terms[-1].end_ns, lanes, totals_ns)
-    _check(result)
-    return result
+    return account_of(parts, terms[0].started.t_ns, terms[-1].end_ns, seats)
+
+
+def account_since(history: RunHistory, begin_ns: int) -> TimeAccount | None:
+    """Divide the time of a running launcher from `begin_ns` on, as `account` divides it.
+
+    `begin_ns`: an earlier end of its account, since when no event but phases and metrics has come.
+    None where a rank has no phase before it: what it did until its first one is unknown.
+    """
+    term = split_terms(history, running=True)[-1]
+    seats = term.started.world
+    before = int(np.searchsorted(term.phases.t_ns, begin_ns, "right"))
+    newest = newest_rows(rows(term.phases, slice(before)), seats)
+    if (newest < 0).any() or term.end_ns < begin_ns:
+        return None
+    # Of each rank, its latest phase before; an overlapping one may have begun after it.
+    nearest = np.searchsorted(term.phases.t_ns, term.phases.begin_ns[newest].min(initial=begin_ns))
+    which = np.union1d(newest, np.arange(nearest, len(term.phases.t_ns)))
+    term = term._replace(begin_ns=begin_ns, phases=rows(term.phases, which))
+    parts: Iterable[tuple[Claims, Integers]] = ()
+    if begin_ns < term.end_ns:
+        acts = _acts(history, term, seats, np.zeros(len(which), np.bool_))
+        parts = _divide(term, acts, seats)
+    return account_of([*parts], begin_ns, term.end_ns, seats)
 
 
 def _rolled_back(history: RunHistory, terms: Sequence[LauncherTerm]) -> NDArray[np.bool_]:
@@ -225,7 +176,7 @@ def _acts(history: RunHistory, term: LauncherTerm, seats: int, undone: NDArray[n
 
 def _divide(term: LauncherTerm, acts: _Acts, seats: int) -> Iterator[tuple[Claims, Integers]]:
     """Yield the time of the term, and the seats that it is of, for groups of seats."""
-    group = max(1, min(GROUP_SEATS, GROUP_NS // (term.end_ns - term.started.t_ns) - 1))
+    group = max(1, min(GROUP_SEATS, GROUP_NS // (term.end_ns - term.begin_ns) - 1))
     windows = recoveries(term)
     closed = Windows(*(np.array([one[at] for one in windows], np.int64) for at in (0, 1)))
     empty = np.array(absences(term), np.int64).reshape(-1, 3)
@@ -258,7 +209,7 @@ class _DividedSeats:
         recoveries: Windows,
         absences: NDArray[np.int64],
     ) -> None:
-        self._begin_ns, self._end_ns = term.started.t_ns, term.end_ns
+        self._begin_ns, self._end_ns = term.begin_ns, term.end_ns
         self._length_ns = self._end_ns - self._begin_ns
         self._has_ended = term.ended is not None
         self._acts, self._count = acts, count
@@ -321,53 +272,3 @@ class _DividedSeats:
         early = gaps.begin + back_ns < first_closed_ns
         before = np.where(early, CODES["start"], CODES["recovery"])
         return np.where(has_before, code, before).astype(np.uint8)
-
-
-def _lanes(
-    parts: Sequence[tuple[Claims, Integers]], seats: int
-) -> tuple[tuple[RankLane, ...], dict[Bucket, int]]:
-    """Return the lanes of all seats, and the totals."""
-    nothing = claims_of(Windows(np.empty(0, np.int64), np.empty(0, np.int64)), 0)
-    parts = parts or [(nothing, np.empty(0, np.int64))]
-    claims = Claims(*map(np.concatenate, zip(*(claims for claims, _ in parts), strict=True)))
-    lane = np.concatenate([lane for _, lane in parts])
-    if len(parts) > 1:
-        order = np.argsort(lane, kind="stable")
-        claims, lane = claims.chosen(order), lane[order]
-    claims, lane = merge(claims, lane)
-    length_ns = claims.end - claims.begin
-    totals_ns: dict[Bucket, int] = {
-        bucket: _sum(length_ns[claims.code == code]) for bucket, code in CODES.items()
-    }
-    edges = np.searchsorted(lane, np.arange(seats + 1))
-    lanes = (claims.chosen(slice(*edges[seat : seat + 2])) for seat in range(seats))
-    return tuple(RankLane(seat, own) for seat, own in enumerate(lanes)), totals_ns
-
-
-def _sum(numbers: Integers) -> int:
-    """Return an exact sum, also beyond 63 bits."""
-    return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())
-
-
-def _check(result: TimeAccount) -> None:
-    """Check that the spans of a lane are adjacent from begin to end, and sum to the totals."""
-    for lane in result.lanes:
-        begin, end, _ = lane.claims
-        expected = np.append(result.begin_ns, end[:-1]) if len(end) else begin
-        wrong = np.flatnonzero((begin != expected) | (end <= begin))
-        if len(wrong):
-            raise CorruptionError(
-                f"seat {lane.seat} is accounted twice or not at all at {expected[wrong[0]]} ns"
-                f" (next span: {lane.spans[wrong[0]]}); the sums would be wrong and are not shown"
-            )
-        at_ns = int(end[-1]) if len(end) else result.begin_ns
-        if at_ns != result.end_ns:
-            raise CorruptionError(
-                f"seat {lane.seat} is accounted up to {at_ns} ns of {result.end_ns} ns;"
-                " the sums would be wrong and are not shown"
-            )
-    differ_ns = abs(sum(result.totals_ns.values()) - result.capacity_ns)
-    if differ_ns > TOLERANCE_NS * len(result.lanes):
-        raise CorruptionError(
-            f"the buckets differ from wall x seats by {differ_ns} ns; they are not shown"
-        )

@@ -97,6 +97,18 @@ def nested_s(
     check_positive("mtbf_s", mtbf_s, endless=True)
     check_positive("deep_mtbf_s", deep_mtbf_s, endless=True)
     check_positive("saves", saves)
+    return unchecked_nested_s(interval_s, cost_s, deep_cost_s, mtbf_s, deep_mtbf_s, saves)
+
+
+def unchecked_nested_s(
+    interval_s: float,
+    cost_s: float,
+    deep_cost_s: float,
+    mtbf_s: float,
+    deep_mtbf_s: float,
+    saves: int,
+) -> float:
+    """Return `nested_s` of numbers that are in its domain: tuning an interval calls it often."""
     deep_rate = 1 / deep_mtbf_s
     rate = 1 / mtbf_s + deep_rate
     chunk_s = completion_s(interval_s + cost_s, rate)

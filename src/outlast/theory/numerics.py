@@ -247,6 +247,7 @@ ROOT_STEPS_MAX = 200
 ROOT_CLOSE = 1e-14
 GOLDEN = (math.sqrt(5) - 1) / 2
 MINIMUM_CLOSE = 1e-8  # of log x: nearer, values differ by their rounding alone
+NEAR_STEPS_MAX = 6  # from a guess, by a factor of 2 each
 MINIMUM_STEPS_MAX = 200
 
 
@@ -264,19 +265,27 @@ def find_root(function: Callable[[float], float], low: float, high: float) -> fl
     return math.sqrt(low) * math.sqrt(high)
 
 
-def find_minimum(function: Callable[[float], float], low: float, high: float) -> float:
+def find_minimum(
+    function: Callable[[float], float], low: float, high: float, *, near: float | None = None
+) -> float:
     """Return the minimum of `function` between `low` and `high` (both above 0).
 
     `function` falls, then rises; where it is flat beside its minimum, the flat part is taken to lie
     on the high side, as infinite values are. Brent's method in log x: steps to the minimum of a
     parabola, or of the golden section where they do not converge (Brent 1973, chapter 5). x is
-    known to 1e-7 relative, the value to the last digits.
+    known to 1e-7 relative, the value to the last digits. `near`: a guess, which saves most of the
+    steps where it is good.
     """
     bottom, top = math.log(low), math.log(high)
     # The best point, the second best one, and the second best one before, with their values.
-    best = second = third = bottom + (1 - GOLDEN) * (top - bottom)
-    at_best = at_second = at_third = function(math.exp(best))
-    step = before = 0.0
+    points = _beside(function, math.log(near), low, high) if near else None
+    if points:
+        (best, at_best), (second, at_second), (third, at_third) = points
+        bottom, top = min(second, third), max(second, third)
+    else:
+        best = second = third = bottom + (1 - GOLDEN) * (top - bottom)
+        at_best = at_second = at_third = function(math.exp(best))
+    step = before = top - bottom if points else 0.0
     for _ in range(MINIMUM_STEPS_MAX):
         middle = (bottom + top) / 2
         if abs(best - middle) <= 2 * MINIMUM_CLOSE - (top - bottom) / 2:
@@ -288,6 +297,10 @@ def find_minimum(function: Callable[[float], float], low: float, high: float) ->
         if parabola is None:
             before = (top if best < middle else bottom) - best
             parabola = (1 - GOLDEN) * before
+            if (
+                0 < abs(step) < 1.5 * MINIMUM_CLOSE
+            ):  # it has converged: look at the other side, nearby
+                parabola = math.copysign(2 * MINIMUM_CLOSE, before)
         step = parabola
         trial = best + (step if abs(step) >= MINIMUM_CLOSE else math.copysign(MINIMUM_CLOSE, step))
         value = function(math.exp(trial))
@@ -307,6 +320,32 @@ def find_minimum(function: Callable[[float], float], low: float, high: float) ->
 
 
 _Point: TypeAlias = tuple[float, float]
+
+
+def _beside(
+    function: Callable[[float], float], near: float, low: float, high: float
+) -> tuple[_Point, _Point, _Point] | None:
+    """Return a point beside a guess, the best of three, and the other two, on both sides of it.
+
+    None where no minimum is near, or the function is flat there.
+    """
+    bottom, step, top = math.log(low), math.log(2), math.log(high)
+    values: dict[int, float] = {}
+    at = 0  # in steps from the guess
+    for _ in range(NEAR_STEPS_MAX):
+        beside = [min(max(near + step * number, bottom), top) for number in (at - 1, at, at + 1)]
+        for number, place in zip((at - 1, at, at + 1), beside, strict=True):
+            if number not in values:
+                values[number] = function(min(max(math.exp(place), low), high))
+        before, middle, after = (values[number] for number in (at - 1, at, at + 1))
+        if middle in (before, after) or not math.isfinite(before + after):
+            return None
+        if before > middle < after:
+            ends = sorted(((before, beside[0]), (after, beside[2])))
+            second, third = ((place, value) for value, place in ends)
+            return (beside[1], middle), second, third
+        at += -1 if before < after else 1
+    return None
 
 
 def _parabola(

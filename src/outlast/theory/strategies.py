@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from outlast.errors import UsageError
 from outlast.theory import numerics
 from outlast.theory.intervals import in_regime
-from outlast.theory.levels import nested_s
+from outlast.theory.levels import unchecked_nested_s
 from outlast.theory.numerics import (
     check_not_negative,
     check_positive,
@@ -236,13 +236,13 @@ def _kept(
     """Return the shares of running time that are work, and saves, which are not undone."""
     saves = max(1, job.snapshots)
     dragged_s = job.drag * job.flush_s
-    round_s = nested_s(
+    round_s = unchecked_nested_s(
         job.interval_s / saves,
         job.snapshot_cost_s,
         job.cost_s + dragged_s,
         1 / snapshot_rate if snapshot_rate else math.inf,
         1 / checkpoint_rate if checkpoint_rate else math.inf,
-        saves=saves,
+        saves,
     )
     # A checkpoint counts once it is flushed without a failure that needs it.
     falling = rate * math.fsum(rung.share for rung in rungs if rung.loses == "checkpoint")
@@ -331,18 +331,19 @@ def tune_interval(
     job: RecoveryJob,
     *,
     interval_s: float | None = None,
+    longest_s: float = LONGEST_S,
 ) -> RecoveryJob:
     """Return `job` with the interval at which `strategy` has the most goodput.
 
     A given interval is kept; where the job takes snapshots, their best number is chosen, too. From
-    1 ms (or the flush) to 31 years; numerically, the interval to 1e-6 relative. For
+    1 ms (or the flush) to `longest_s` (31 years); numerically, the interval to 1e-6 relative. For
     `checkpoint_restart` it is `intervals.optimum_async`.
     """
     job = replace(job, interval_s=interval_s or max(job.flush_s, SHORTEST_S))
     check(job)
 
     def fit(variant: RecoveryJob) -> RecoveryJob:
-        return variant if interval_s else _with_interval(strategy, variant)
+        return variant if interval_s else _with_interval(strategy, variant, longest_s)
 
     if not job.snapshots:
         return fit(job)
@@ -368,11 +369,20 @@ def tune_interval(
 
 
 def _with_interval(
-    strategy: Callable[[RecoveryJob], RecoveryOutcome], job: RecoveryJob
+    strategy: Callable[[RecoveryJob], RecoveryOutcome], job: RecoveryJob, longest_s: float
 ) -> RecoveryJob:
     shortest_s = max(job.flush_s, SHORTEST_S)
 
     def lost(interval_s: float) -> float:
         return -strategy(replace(job, interval_s=interval_s)).goodput
 
-    return replace(job, interval_s=max(shortest_s, find_minimum(lost, shortest_s, LONGEST_S)))
+    # First order: sqrt(2 C M), times the snapshots in between.
+    rounds = max(1, job.snapshots)
+    cost_s = job.cost_s + job.drag * job.flush_s
+    near_s = math.sqrt(2 * job.mtbf_s * (cost_s + rounds * job.snapshot_cost_s))
+    longest_s = max(longest_s, shortest_s)
+    if 2 * near_s >= longest_s and lost(longest_s) < lost(0.999 * longest_s):
+        return replace(job, interval_s=longest_s)
+    near_s = min(max(near_s, shortest_s), longest_s)
+    found_s = find_minimum(lost, shortest_s, longest_s, near=near_s)
+    return replace(job, interval_s=max(shortest_s, found_s))

@@ -7,7 +7,7 @@ have places in per cent. Colours are classes of the page's style sheet.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outlast.telemetry.history.event_columns import Integers
-from outlast.telemetry.history.time_claims import Claims
-from outlast.telemetry.lane_columns import columns
-from outlast.telemetry.time_accounting import BUCKETS, Bucket, RankLane, TimeAccount
+from outlast.telemetry.history.growing_account import DrawnAccount
+from outlast.telemetry.history.time_buckets import BUCKETS, Bucket, TimeTotals
 from outlast.text_formatting import percentage
 
 X = 1000  # width of the stretched view
-LANE_COLUMNS = 600
-ROWS_MAX = 128  # lanes are drawn together beyond as many ranks
 LANES_PX = (60, 320)  # height of all lanes, at least and at most
 LANE_PX = 16
 CURVE_PX = 120
@@ -74,15 +71,15 @@ def _tick(seconds: float) -> str:
     return f"{seconds:g} s" if seconds else "0"
 
 
-def timeline(times: TimeAccount, axis: TimeAxis) -> str:
-    """Draw the time of every rank; beyond ROWS_MAX ranks, rows of neighbouring ranks."""
-    lanes = _rows(times)
-    height = min(LANES_PX[1], max(LANES_PX[0], LANE_PX * len(lanes)))
-    each = height / max(1, len(lanes))
+def timeline(times: DrawnAccount, axis: TimeAxis) -> str:
+    """Draw the time of every rank; of many ranks, rows of neighbouring ranks."""
+    rows = times.columns.spans()
+    height = min(LANES_PX[1], max(LANES_PX[0], LANE_PX * len(rows)))
+    each = height / max(1, len(rows))
     shapes = []
-    for row, (_, claims) in enumerate(lanes):
+    for row, spans in enumerate(rows):
         paths: dict[Bucket, list[str]] = {}
-        for span in columns(claims, times.begin_ns, times.wall_ns, LANE_COLUMNS):
+        for span in spans:
             begin, end = (round(X * axis.share(t), 1) for t in (span.begin_ns, span.end_ns))
             paths.setdefault(span.bucket, []).append(f"M{begin:g} {row * each:g}h{end - begin:g}")
         shapes += [
@@ -90,8 +87,8 @@ def timeline(times: TimeAccount, axis: TimeAxis) -> str:
             for bucket, parts in paths.items()
         ]
     labels = [
-        f'<text x="-6" y="{(row + 0.5) * each:.1f}" class="label end">{name}</text>'
-        for row, (name, _) in _labelled(lanes)
+        f'<text x="-6" y="{(row + 0.5) * each:.1f}" class="label end">{row * times.group}</text>'
+        for row in _labelled(len(rows))
     ]
     return _figure(axis, height, _stretched("".join(shapes), height) + "".join(labels))
 
@@ -101,24 +98,9 @@ def _closed(parts: Iterable[str], height: float) -> str:
     return "".join(f"{part}v{height:.3g}h{-float(part.rpartition('h')[2]):g}z" for part in parts)
 
 
-def _rows(times: TimeAccount) -> list[tuple[str, Claims]]:
-    lanes = times.lanes
-    if len(lanes) <= ROWS_MAX:
-        return [(str(lane.seat), lane.claims) for lane in lanes]
-    size = math.ceil(len(lanes) / ROWS_MAX)
-    groups = [lanes[at : at + size] for at in range(0, len(lanes), size)]
-    return [(f"{group[0].seat}", _together(group)) for group in groups]
-
-
-def _together(lanes: Sequence[RankLane]) -> Claims:
-    return Claims(*map(np.concatenate, zip(*(lane.claims for lane in lanes), strict=True)))
-
-
-def _labelled(lanes: Sequence[tuple[str, Claims]]) -> list[tuple[int, tuple[str, object]]]:
-    rows = list(enumerate(lanes))
-    if len(rows) <= LANES_PX[1] // LANE_PX:
-        return [(row, (name, None)) for row, (name, _) in rows]
-    return [(row, (name, None)) for row, (name, _) in (rows[0], rows[len(rows) // 2], rows[-1])]
+def _labelled(rows: int) -> Iterable[int]:
+    """Return the rows that have a label."""
+    return range(rows) if rows <= LANES_PX[1] // LANE_PX else (0, rows // 2, rows - 1)
 
 
 def curve(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis, name: str, unit: str) -> str:
@@ -206,10 +188,10 @@ _MEANINGS: dict[Bucket, str] = {
 }
 
 
-def waterfall(times: TimeAccount) -> list[WaterfallRow]:
+def waterfall(times: TimeTotals) -> list[WaterfallRow]:
     """Divide the capacity, from all of it down to the steps, each loss with its name; sums are
     exact."""
-    ranks = max(1, len(times.lanes))
+    ranks = max(1, times.seats)
     lost: list[Bucket] = [b for b in BUCKETS if b != "step" and times.totals_ns[b]]
     lost.sort(key=lambda bucket: times.totals_ns[bucket], reverse=True)
     rows: list[WaterfallRow] = []

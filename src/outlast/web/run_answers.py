@@ -75,8 +75,8 @@ def step_times(history: RunHistory) -> StepTimes:
     """Return the steps of the lowest rank, each once: the last attempt of those done again."""
     phases = history.phases
     if len(phases.seat):
-        phases = rows(phases, phases.seat == phases.seat.min())
-    phases = of_kind(phases, history.kinds, "step")
+        phases = rows(phases, np.flatnonzero(phases.seat == phases.seat.min()))
+    phases = rows(phases, of_kind(phases, history.kinds, "step"))
     phases = rows(phases, last_of_each(phases.step))
     lasted_s = (phases.t_ns - phases.begin_ns) / phases.steps / 1e9
     return StepTimes(phases.t_ns, lasted_s)

@@ -23,14 +23,14 @@ from outlast.events import (
 )
 from outlast.telemetry.event_store import EventReader, Life, life_of
 from outlast.telemetry.history.event_columns import Integers, last_of_each
+from outlast.telemetry.history.growing_account import DrawnAccount, GrowingAccount
 from outlast.telemetry.history.incident_course import Incident
-from outlast.telemetry.history.phase_blocks import incidents
+from outlast.telemetry.history.phase_blocks import IncidentReader, incidents
 from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.incident_explanation import story
 from outlast.telemetry.job_progress import changed_findings
 from outlast.telemetry.run_summary import RunSummary, summarise_history
 from outlast.telemetry.segment_files import SegmentDamage, segment_paths
-from outlast.telemetry.time_accounting import TimeAccount, account
 from outlast.web.run_answers import (
     PageAnswer,
     StepTimes,
@@ -76,7 +76,7 @@ class RunContent(NamedTuple):
     life: Life
     now_ns: int
     answers: tuple[PageAnswer, ...]
-    times: TimeAccount
+    times: DrawnAccount
     stories: list[IncidentStory]
     steps: StepTimes
     loss: LossCurve
@@ -87,6 +87,13 @@ class RunContent(NamedTuple):
     events: int
 
 
+class RunSums(NamedTuple):
+    """Account and incidents of a run, which new events extend."""
+
+    account: GrowingAccount
+    incidents: IncidentReader
+
+
 def content(
     history: RunHistory,
     run_dir: Path,
@@ -95,16 +102,18 @@ def content(
     now_ns: int,
     life: Life,
     price_per_hour: float = 0.0,
+    sums: RunSums | None = None,
 ) -> RunContent:
-    """Compute the content from the history of a run.
+    """Compute the content from the history of a run. `sums`: of it, as it was read before.
 
     Raises CorruptionError when the times do not add up, RunDirError without a start.
     """
     events = history.events
-    times = account(history, running=life == "running")
-    found = incidents(history)
+    sums = sums or RunSums(GrowingAccount(), IncidentReader())
+    times = sums.account.read(history, running=life == "running")
+    found = sums.incidents.read(history)
     summary = summarise_history(
-        history, run_dir, damages, life=life, times=times, run_incidents=found
+        history, run_dir, damages, life=life, times=times.totals, run_incidents=found
     )
     steps = step_times(history)
     return RunContent(
@@ -234,6 +243,7 @@ class RunReading:
         self._damages: list[SegmentDamage] = []
         self._reader = EventReader(self.run_dir, self._damages.append)
         self._history = RunHistory()
+        self._sums = RunSums(GrowingAccount(), IncidentReader())
 
     def _read_on(self) -> None:
         life = life_of(self.run_dir, self._history.events)
@@ -250,6 +260,7 @@ class RunReading:
                 now_ns=time.time_ns(),
                 life=life,
                 price_per_hour=self._price_per_hour,
+                sums=self._sums,
             )
 
     def log_tail(self, rank: int) -> str:

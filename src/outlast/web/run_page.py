@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from outlast import __version__
+from outlast.telemetry.history.time_buckets import BUCKETS
 from outlast.telemetry.run_board import headline
-from outlast.telemetry.time_accounting import BUCKETS
 from outlast.text_formatting import duration, percentage, size, warning
 from outlast.web import page_figures
 from outlast.web.page_figures import IncidentMark, TimeAxis
@@ -28,7 +28,7 @@ PARTS = (
 
 def axis_of(content: RunContent) -> TimeAxis:
     """Return the axis of time of a run's figures, with its incidents."""
-    times = content.times
+    times = content.times.totals
     marks = [
         IncidentMark(incident.number, incident.t_ns, headline(incident, brief=True))
         for incident, _ in content.stories
@@ -95,10 +95,10 @@ def _globals() -> dict[str, Callable[..., Any]]:
     return {
         "ago": lambda t_ns, content: f"{duration(max(0, content.now_ns - t_ns) / 1e9)} ago",
         "bar": page_figures.bar,
-        "buckets": lambda content: [b for b in BUCKETS if content.times.totals_ns[b]],
+        "buckets": lambda content: [b for b in BUCKETS if content.times.totals.totals_ns[b]],
         "draw_curves": _curves,
         "draw_timeline": lambda content: page_figures.timeline(content.times, axis_of(content)),
-        "draw_waterfall": lambda content: page_figures.waterfall(content.times),
+        "draw_waterfall": lambda content: page_figures.waterfall(content.times.totals),
         "duration": duration,
         "headline": headline,
         "percentage": percentage,

@@ -12,10 +12,11 @@ from outlast.events import AnyEvent, CheckpointSaved
 from outlast.plan.model.answer_values import CAUSES, Cause
 from outlast.telemetry.event_store import life_of
 from outlast.telemetry.history.run_history import RunHistory, read_history
+from outlast.telemetry.history.time_buckets import CODES, Bucket, TimeAccount
 from outlast.telemetry.run_costs import run_costs
 from outlast.telemetry.run_summary import RunSummary, summarise_history
 from outlast.telemetry.segment_files import SegmentDamage
-from outlast.telemetry.time_accounting import CODES, Bucket, TimeAccount, account
+from outlast.telemetry.time_accounting import account
 
 # Buckets that the model covers; it excludes the first start and the last stop.
 OF_BUCKET: dict[Bucket, Cause] = {

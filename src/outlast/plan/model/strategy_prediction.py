@@ -178,7 +178,10 @@ def _with_intervals(
         job = _with_versions(lambda job: outcome(settled(job)), job, memory_s, scenario)
     elif memory_s is None and (scenario.interval_s is None or in_memory):
         job = strategies.tune_interval(
-            lambda job: outcome(settled(job)), job, interval_s=scenario.interval_s
+            lambda job: outcome(settled(job)),
+            job,
+            interval_s=scenario.interval_s,
+            longest_s=scenario.work_s,
         )
     job = settled(job)
     return job, outcome(job)

@@ -33,6 +33,7 @@ class Names:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._numbers: dict[str, int] = {}
+        self._of_bytes: dict[bytes, int] = {}
 
     def number(self, text: str) -> int:
         """Return the number of a name."""
@@ -40,6 +41,15 @@ class Names:
         if number == len(self.texts):
             self.texts.append(text)
         return number
+
+    def numbers(self, encoded: NDArray[Any]) -> NDArray[np.int32]:
+        """Return the numbers of names in UTF-8. Raises UnicodeDecodeError."""
+        if (encoded == encoded[0]).all():
+            return np.full(len(encoded), self.number(encoded[0].decode()), np.int32)
+        each = encoded.tolist()
+        if unknown := {*each} - self._of_bytes.keys():
+            self._of_bytes |= {name: self.number(name.decode()) for name in sorted(unknown)}
+        return np.array([self._of_bytes[name] for name in each], np.int32)
 
 
 class PhaseColumns(NamedTuple):
@@ -92,14 +102,28 @@ def rows(phases: PhaseColumns, which: Column | slice) -> PhaseColumns:
 
 def last_of_each(values: Integers) -> Integers:
     """Return the places of the last of each value, in order."""
+    if (values[1:] > values[:-1]).all():
+        return np.arange(len(values))
     _, newest = np.unique(values[::-1], return_index=True)
     return np.sort(len(values) - 1 - newest)
 
 
-def of_kind(phases: PhaseColumns, kinds: Sequence[str], kind: str) -> PhaseColumns:
-    """Return the phases of a kind. `kinds`: by number."""
+def newest_rows(phases: PhaseColumns, seats: int) -> Integers:
+    """Return the place of the last phase of each seat; -1 without one."""
+    newest = np.full(seats, -1)
+    begin = len(phases.seat)
+    while begin and (newest < 0).any():
+        begin = max(0, min(begin - 1, len(phases.seat) - 8 * (len(phases.seat) - begin + seats)))
+        part = phases.seat[begin:]
+        is_own = (part >= 0) & (part < seats)
+        newest[part[is_own]] = begin + np.flatnonzero(is_own)  # the last one of each seat stays
+    return newest
+
+
+def of_kind(phases: PhaseColumns, kinds: Sequence[str], kind: str) -> Integers:
+    """Return the places of the phases of a kind. `kinds`: by number."""
     number = kinds.index(kind) if kind in kinds else -1
-    return rows(phases, phases.kind == number)
+    return np.flatnonzero(phases.kind == number)
 
 
 class EventColumns(NamedTuple):
@@ -205,7 +229,7 @@ class BlockDecoder:
             return table[name].astype(np.int64)
 
         names = table.dtype.names or ()
-        worker = self._worker_numbers(table["worker"])
+        worker = self.workers.numbers(table["worker"])
         t_ns, seat, step = integers("t_ns"), integers("seat"), integers("step")
         if layout.tag == "Metrics":
             has_loss = np.full(len(table), LOSS in names)
@@ -228,14 +252,6 @@ class BlockDecoder:
                 kind=kind,
             )
         )
-
-    def _worker_numbers(self, texts: NDArray[Any]) -> NDArray[np.int32]:
-        if (texts == texts[0]).all():
-            return np.full(len(texts), self.workers.number(texts[0].decode()), np.int32)
-        unique, inverse = np.unique(texts, return_inverse=True)
-        decoded = [each.decode() for each in unique.tolist()]
-        numbers = [self.workers.number(text) for text in decoded]
-        return np.array(numbers, np.int32)[inverse]
 
     def _sort(self, events: Iterable[tuple[int, AnyEvent]], into: EventColumns) -> None:
         """Add events by their types."""

@@ -18,7 +18,7 @@ from outlast.events import (
     RunEnded,
     RunStarted,
 )
-from outlast.telemetry.history.event_columns import PhaseColumns, rows
+from outlast.telemetry.history.event_columns import PhaseColumns, newest_rows, rows
 from outlast.telemetry.history.run_history import RunHistory
 
 
@@ -31,6 +31,7 @@ class LauncherTerm(NamedTuple):
     """
 
     started: RunStarted
+    begin_ns: int
     end_ns: int
     ended: RunEnded | None
     events: Sequence[AnyEvent]
@@ -69,7 +70,7 @@ def split_terms(history: RunHistory, *, running: bool = False) -> list[LauncherT
         end_ns = ended.t_ns if ended else last_ns
         if is_alive and ended is None:
             end_ns = _known_until_ns(started, own, phases, last_ns)
-        terms.append(LauncherTerm(started, end_ns, ended, own, phases, index, begin))
+        terms.append(LauncherTerm(started, started.t_ns, end_ns, ended, own, phases, index, begin))
     return terms
 
 
@@ -91,14 +92,19 @@ def _known_until_ns(
             opened_ns = None
     if opened_ns is None:  # starting, or in a recovery: each moment of which is known
         return last_ns
-    is_own = (phases.seat >= 0) & (phases.seat < started.world)
-    ends_ns = np.full(started.world, np.iinfo(np.int64).min)
-    ends_ns[phases.seat[is_own]] = phases.t_ns[is_own]  # the last one of each seat stays
+    newest = newest_rows(phases, started.world)
+    ends_ns = np.where(newest >= 0, np.append(phases.t_ns, 0)[newest], opened_ns)
     for event in own:
         if isinstance(event, AttemptRefused) and 0 <= event.seat < started.world:
             ends_ns[event.seat] = max(ends_ns[event.seat], event.t_ns)
-    ends_ns[ends_ns == np.iinfo(np.int64).min] = opened_ns
-    return max(opened_ns, int(ends_ns.min())) if started.world else opened_ns
+    # The time of a rank without a worker is known until the next opening.
+    present = np.setdiff1d(np.arange(started.world), absent_now(own))
+    return max(opened_ns, int(ends_ns[present].min())) if len(present) else opened_ns
+
+
+def absent_now(events: Sequence[AnyEvent]) -> tuple[int, ...]:
+    """Return the seats that the last decision left without a worker."""
+    return next((e.absent for e in reversed(events) if isinstance(e, Decided)), ())
 
 
 def recoveries(term: LauncherTerm) -> list[tuple[int, int]]:

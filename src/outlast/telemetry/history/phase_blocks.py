@@ -36,8 +36,39 @@ from outlast.telemetry.job_progress import (
 _AFTER_PHASES = (RunStarted, Noticed, GenerationOpened, AttemptRefused, FaultInjected, RunEnded)
 
 
+class IncidentReader:
+    """Incidents of a run that is read on.
+
+    They change with an event, by a phase before their end, and while one is open.
+    """
+
+    def __init__(self) -> None:
+        self._settled_ns = 0
+        self._state: tuple[int, int] | None = None  # events, and phases until then
+        self._found: list[Incident] = []
+
+    def read(self, history: RunHistory) -> list[Incident]:
+        """Return all incidents of the history so far, in order."""
+        if self._state is None or self._state != self._state_of(history):
+            tracker = _tracked(history)
+            self._found = tracker.found()
+            current, events = tracker.current, history.events
+            is_open = current is not None and current.state == "open"
+            ends_ns = (events[-1].t_ns if events else 0, current.at_ns if current else 0)
+            self._settled_ns = max(ends_ns)
+            self._state = None if is_open else self._state_of(history)
+        return self._found
+
+    def _state_of(self, history: RunHistory) -> tuple[int, int]:
+        return len(history.events), history.phases_until(self._settled_ns)
+
+
 def incidents(history: RunHistory) -> list[Incident]:
     """Return all incidents of a run, in order."""
+    return _tracked(history).found()
+
+
+def _tracked(history: RunHistory) -> Tracker:
     tracker = Tracker()
     done = 0
     for index, event in enumerate(history.events):
@@ -47,7 +78,7 @@ def incidents(history: RunHistory) -> list[Incident]:
             done = before
         tracker.take(event)
     _take(tracker, history, slice(done, None))
-    return tracker.found()
+    return tracker
 
 
 def _needs_phases(tracker: Tracker, event: AnyEvent) -> bool:
@@ -70,7 +101,8 @@ def _take(tracker: Tracker, history: RunHistory, which: slice) -> None:
 def reach(progress: CommittedProgress, phases: PhaseColumns) -> None:
     """Update the progress of all seats."""
     is_known = (phases.seat >= 0) & (phases.seat < progress.world)
-    seat, n, step = (each[is_known] for each in (phases.seat, phases.n, phases.step))
+    known = phases if is_known.all() else rows(phases, is_known)
+    seat, n, step = known.seat, known.n, known.step
     farthest = np.full(progress.world, np.iinfo(np.int64).min)
     np.maximum.at(farthest, seat, n)
     newest = n == farthest[seat]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from outlast.telemetry.history.event_columns import (
 from outlast.telemetry.segment_files import SegmentDamage
 
 _Columns = TypeVar("_Columns", PhaseColumns, MetricColumns)
+ROOM = 8  # columns that are full grow by this part
 _LARGE = np.iinfo(np.int64).max
 _Key = tuple[int, int]  # time and arrival
 
@@ -36,6 +37,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.phases, self.metrics = no_phases(), no_metrics()
+        self._phases, self._metrics = _Grown(self.phases), _Grown(self.metrics)
         self.events: list[AnyEvent] = []
         self._keys: list[_Key] = []  # of `events`
         self._decoder = BlockDecoder()
@@ -83,6 +85,10 @@ class RunHistory:
         """Return the number of phases before the event of that index."""
         return _before(self.phases, self._keys[index])
 
+    def phases_until(self, t_ns: int) -> int:
+        """Return the number of phases that ended by then."""
+        return int(np.searchsorted(self.phases.t_ns, t_ns, "right"))
+
     def metrics_before(self, index: int) -> int:
         """Return the number of metrics before the event of that index."""
         return _before(self.metrics, self._keys[index])
@@ -90,12 +96,13 @@ class RunHistory:
     def losses(self) -> MetricColumns:
         """Return the metrics with a loss of the lowest rank that reports one."""
         of_all = self.metrics
-        which = of_all.has_loss & (of_all.seat == of_all.seat[of_all.has_loss].min(initial=_LARGE))
+        lowest = of_all.seat.min(initial=_LARGE, where=of_all.has_loss)
+        which = np.flatnonzero(of_all.has_loss & (of_all.seat == lowest))
         return MetricColumns(*(column[which] for column in of_all))
 
     def _extend(self, new: EventColumns) -> None:
-        self.phases = _joined(self.phases, new.phases)
-        self.metrics = _joined(self.metrics, new.metrics)
+        self.phases = self._phases.joined(new.phases)
+        self.metrics = self._metrics.joined(new.metrics)
         if not new.others:
             return
         keyed = [((event.t_ns, arrival), event) for arrival, event in new.others]
@@ -129,19 +136,34 @@ def _key(one: tuple[_Key, AnyEvent]) -> _Key:
     return one[0]
 
 
-def _joined(old: _Columns, new: Sequence[_Columns]) -> _Columns:
-    """Return all columns by time and arrival."""
-    if not new:
-        return old
-    added = _by_time(type(old)(*map(np.concatenate, zip(*new, strict=True))))
-    if not len(old.t_ns):
-        return added
-    at = _before(old, (int(added.t_ns[0]), int(added.arrival[0])))
-    late = type(old)(*(column[at:] for column in old))
-    added = _by_time(type(old)(*map(np.concatenate, zip(late, added, strict=True))))
-    return type(old)(
-        *(np.concatenate((kept[:at], more)) for kept, more in zip(old, added, strict=True))
-    )
+class _Grown(Generic[_Columns]):
+    """Columns by time and arrival, with room for more: what was handed out changes with them."""
+
+    def __init__(self, columns: _Columns) -> None:
+        self._known = self._room = columns
+
+    def joined(self, new: Sequence[_Columns]) -> _Columns:
+        """Return the columns with new ones."""
+        old = self._known
+        if not new:
+            return old
+        added = _by_time(type(old)(*map(np.concatenate, zip(*new, strict=True))))
+        at = _before(old, (int(added.t_ns[0]), int(added.arrival[0])))
+        if at < len(old.t_ns):
+            late = type(old)(*(column[at:] for column in old))
+            added = _by_time(type(old)(*map(np.concatenate, zip(late, added, strict=True))))
+        count = at + len(added.t_ns)
+        if not at:
+            self._room = added
+        elif count > len(self._room.t_ns):
+            room = (np.empty(count + count // ROOM, column.dtype) for column in old)
+            self._room = type(old)(*room)
+            for column, kept in zip(self._room, old, strict=True):
+                column[:at] = kept[:at]
+        for column, more in zip(self._room, added, strict=True):
+            column[at:count] = more
+        self._known = type(old)(*(column[:count] for column in self._room))
+        return self._known
 
 
 def _by_time(columns: _Columns) -> _Columns:
