@@ -7,6 +7,7 @@ import argparse
 import hashlib
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -19,13 +20,13 @@ parser.add_argument("--epochs", type=int, default=5)
 args = parser.parse_args()
 
 session = outlast.init()
-rank = session.rank
+rank = dist.get_rank()
 
 torch.manual_seed(0)
 inputs = torch.randn(2048, 16)
 labels = (inputs[:, :4] > 0).sum(dim=1)
 dataset = TensorDataset(inputs, labels)
-sampler = DistributedSampler(dataset, session.world_size, rank)
+sampler = DistributedSampler(dataset)
 loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 model = DistributedDataParallel(
     nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 5))
@@ -41,15 +42,16 @@ def train_step(batch):
     optimizer.zero_grad()
     loss = cross_entropy(model(inputs), labels)
     loss.backward()
-    session.report(loss=loss.item())
     optimizer.step()
     return loss.item()
 
 
-for batch in session.batches(loader, epochs=args.epochs):
-    loss = session.run(train_step, batch)
-    if rank == 0 and session.step_index % len(loader) == 0:
-        print(f"epoch {session.step_index // len(loader)}: loss {loss:.4f}", flush=True)
+for epoch in session.epochs(args.epochs):
+    sampler.set_epoch(epoch)
+    for index, batch in session.enumerate(loader, start=1):
+        loss = session.run(train_step, batch)
+        if rank == 0 and index == len(loader):
+            print(f"epoch {epoch + 1}: loss {loss:.4f}", flush=True)
 
 if rank == 0:
     digest = hashlib.sha256()

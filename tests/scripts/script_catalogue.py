@@ -40,7 +40,7 @@ PLACES = {
 }
 WAYS = ("undisturbed", "faults", *PLACES)
 # Cheap and telling: these run with the suite, the others with `make scripts`.
-IN_THE_SUITE = ("grad_scaler",)
+IN_THE_SUITE = ("grad_scaler", "epochs_in_functions")
 
 _HEADER = re.compile(r"^# (ranks|steps|places|refused|unmeasured|unmended): (.+)$", re.MULTILINE)
 

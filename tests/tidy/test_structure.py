@@ -60,8 +60,9 @@ from pathlib import Path
 # Reports of a partition, and the file of rates: 1, 280.
 # OTLP, exemplars, URLs with secrets: 8 with tests, 700.
 # Accounts that grow: 3 with tests, 420.
+# Loops over epochs: 1, 230.
 CEILINGS = {
-    "modules": 655,
+    "modules": 656,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -70,7 +71,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 137756,
+    "lines": 137986,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

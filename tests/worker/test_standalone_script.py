@@ -143,6 +143,23 @@ ERRORS = {
         "list(session.batches(None, until=0)); list(session.batches(None, until=0))",
         "called twice",
     ),
+    "epochs inside epochs": (
+        "for _ in session.epochs(2):\n  list(session.batches([1], epochs=1))",
+        "each iteration is one epoch",
+    ),
+    "two loops in an epoch": (
+        "for _ in session.epochs(2):\n  list(session.batches([1])); list(session.batches([1]))",
+        "called twice in one epoch",
+    ),
+    "a loop behind the epochs": (
+        "for _ in session.epochs(0): pass\nlist(session.epochs(1))",
+        "session.epochs() twice",
+    ),
+    "a batch of an earlier epoch": (
+        "kept = []\nfor _ in session.epochs(2):\n"
+        "  kept.append(iter(session.batches([1, 2]))); next(kept[-1])\n  next(kept[0])\n",
+        "was drawn after that epoch's end",
+    ),
     "no end": ("list(session.batches(None))", "needs until=STEPS or epochs=EPOCHS"),
     "no loader and no end": ("list(session.batches(None, epochs=1))", "it needs until=STEPS"),
     "state replaced": ("session.state = {}", "UsageError: session.state = dict(...) would replace"),

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
-from outlast.data.counted_source import Codec, CountedSource, set_epoch
+from outlast.data.counted_source import Codec, CountedSource
 from outlast.data.epoch_order import IteratorReplay
 from outlast.data.foreign_streams import refuse_stream
 from outlast.data.loader_state import LoaderState
@@ -61,7 +61,7 @@ class ReplayedSource(CountedSource):
         super().start_epoch(epoch, None)
         dataset = getattr(self._loader, "dataset", None)
         if isinstance(dataset, SplitDataset):
-            dataset.set_epoch(epoch)
+            self.set_epoch(epoch, dataset)
         self.set_length(length)
 
     @property
@@ -86,7 +86,7 @@ class ReplayedSource(CountedSource):
 
     def _prepare(self, epoch: int) -> None:
         self._batches = None
-        set_epoch(epoch, *self._things)
+        self.set_epoch(epoch, *self._things)
         self._trail = IteratorReplay({} if self._once else self._kept.generators())
         self._touched = True
 
@@ -207,7 +207,7 @@ class SequenceSource(CountedSource):
     def start_epoch(self, epoch: int, length: int | None) -> None:
         """See CountedSource.start_epoch; also calls the sequence's `set_epoch`, if any."""
         super().start_epoch(epoch, length)
-        set_epoch(epoch, self._batches)
+        self.set_epoch(epoch, self._batches)
 
     def _begin(self) -> None:
         """Do nothing: a sequence is always ready."""
@@ -221,7 +221,7 @@ class SequenceSource(CountedSource):
         return {"kept": self._kept.changes()}
 
     def _return(self, position: dict[str, Any]) -> None:
-        set_epoch(self.epoch, self._batches)
+        self.set_epoch(self.epoch, self._batches)
         self._kept.put(position["kept"])
 
     def _finish(self, exhausted: bool) -> None:
@@ -267,6 +267,7 @@ class BatchSource(Protocol):
 
     note: str  # sentence for the user about the cost of a replay, or ""
     epoch: int  # from 0
+    sets_epochs: bool  # else the script calls `set_epoch` itself
 
     @property
     def length(self) -> int | None:

@@ -22,12 +22,11 @@ from outlast.data.loader_state import LoaderState
 from outlast.errors import UsageError
 
 
-def set_epoch(epoch: int, *things: Any) -> bool:
-    """Call `set_epoch` once per object that has it; return whether any object had it."""
+def set_epoch(epoch: int, *things: Any) -> None:
+    """Call `set_epoch` once per object that has it."""
     able = {id(t): t for t in things if callable(getattr(t, "set_epoch", None))}
     for thing in able.values():
         thing.set_epoch(epoch)
-    return bool(able)
 
 
 class CountedSource(ABC):
@@ -39,6 +38,7 @@ class CountedSource(ABC):
 
     kind: ClassVar[str]
     note = ""
+    sets_epochs = True  # else the script calls `set_epoch` itself
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -130,6 +130,11 @@ class CountedSource(ABC):
             )
         if position["ended"]:
             self._end(position["ended"])
+
+    def set_epoch(self, epoch: int, *things: Any) -> None:
+        """Call `set_epoch` once per object that has it, unless the script does."""
+        if self.sets_epochs:
+            set_epoch(epoch, *things)
 
     def close(self) -> None:
         """Stop loader workers; the source cannot be used afterwards."""

@@ -107,13 +107,16 @@ class LoaderShares(ABC):
         """Begin to read an epoch, which dataset and sampler have been set to."""
 
 
-def open_shares(loader: Any, codec: Codec) -> LoaderShares | None:
-    """Return the shares of a loader that can be dealt; None for another one, or for none."""
+def open_shares(loader: Any, codec: Codec, *, sets_epochs: bool) -> LoaderShares | None:
+    """Return the shares of a loader that can be dealt; None for another one, or for none.
+    `sets_epochs`: `session.batches` calls `set_epoch`, not the script."""
     if loader is None or why_not_dealt(loader):
         return None
     if isinstance(loader.dataset, SplitDataset):
         return SplitShares(loader, codec)
-    return DistributedShares(loader) if _is_distributed(loader) else CopiedShares(loader)
+    if _is_distributed(loader):
+        return DistributedShares(loader)
+    return CopiedShares(loader, sets_epochs=sets_epochs)
 
 
 class IndexedShares(LoaderShares):
@@ -181,9 +184,9 @@ class DistributedShares(IndexedShares):
 class CopiedShares(IndexedShares):
     """Shares of a sampler that divides samples by a rank, by copies of it."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, *, sets_epochs: bool) -> None:
         super().__init__(loader)
-        self._copies = SamplerCopies(loader)
+        self._copies = SamplerCopies(loader, sets_epochs=sets_epochs)
         self._epoch = 0
         self._lists: dict[int, list[Any]] = {}  # by rank
 

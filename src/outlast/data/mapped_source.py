@@ -20,7 +20,6 @@ from outlast.data.counted_source import (
     StartHook,
     TicketDataset,
     identity_collate,
-    set_epoch,
 )
 from outlast.data.epoch_order import EpochOrder, TicketSampler
 from outlast.data.loader_state import LoaderState
@@ -88,7 +87,7 @@ class MappedSource(CountedSource):
     def start_epoch(self, epoch: int, length: int | None) -> None:
         """See CountedSource.start_epoch; also calls `set_epoch` of dataset and samplers."""
         super().start_epoch(epoch, length)
-        set_epoch(epoch, *self._epochs)
+        self.set_epoch(epoch, *self._epochs)
         self._order.begin()
 
     def _begin(self) -> None:
@@ -117,12 +116,12 @@ class MappedSource(CountedSource):
         blanks = self._tickets.go(done, self._ahead, self._states)
         if self._has_processes:
             self._tickets.seeds.set_state(self._tickets.base)
-            set_epoch(self._start["epoch"], self._dataset)
+            self.set_epoch(self._start["epoch"], self._dataset)
             self._kept.put(self._start["kept"])
         self._batches = None
         self._batches = iter(self._own_loader())
         if self._has_processes:
-            set_epoch(self.epoch, self._dataset)
+            self.set_epoch(self.epoch, self._dataset)
             self._kept.put(now)
         for _ in range(blanks):
             next(self._batches)
@@ -156,7 +155,7 @@ class MappedSource(CountedSource):
         return mark
 
     def _return(self, position: dict[str, Any]) -> None:
-        set_epoch(self.epoch, *self._epochs)
+        self.set_epoch(self.epoch, *self._epochs)
         self._batches = self._inner = None
         self._ahead = self._order.go(position["order"], self._done)
         self._kept.put(position["kept"])

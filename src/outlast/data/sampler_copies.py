@@ -116,8 +116,10 @@ def why_not_copied(loader: Any) -> str:
 class SamplerCopies:
     """Index lists of each rank, by copies of a loader's sampler."""
 
-    def __init__(self, loader: Any) -> None:
-        """`why_not_copied` returns "" for the loader."""
+    def __init__(self, loader: Any, *, sets_epochs: bool) -> None:
+        """`why_not_copied` returns "" for the loader. `sets_epochs`: copies get `set_epoch`; else
+        they are copied as the script has set the sampler."""
+        self._sets_epochs = sets_epochs
         chain = chain_of(loader)
         self._root, self._dataset = chain[0], loader.dataset
         sources = (getattr(part, name, None) for part in chain for name in _SOURCES)
@@ -152,7 +154,8 @@ class SamplerCopies:
         return root
 
     def _set_epoch(self, root: Any, epoch: int) -> None:
-        set_epoch(epoch, root, getattr(root, "sampler", None))  # as MappedSource does
+        if self._sets_epochs:
+            set_epoch(epoch, root, getattr(root, "sampler", None))  # as MappedSource does
 
     def order(self, epoch: int) -> ShareOrder:
         """Return the order of this rank's batches in an epoch that the sampler has been set to, and

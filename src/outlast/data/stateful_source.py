@@ -20,7 +20,6 @@ from outlast.data.counted_source import (
     DatasetWrapper,
     LoaderProcessState,
     StartHook,
-    set_epoch,
 )
 from outlast.data.loader_state import LoaderState
 from outlast.data.split_dataset import SplitDataset, rank_length
@@ -156,10 +155,7 @@ class StatefulSource(CountedSource):
     def start_epoch(self, epoch: int, length: int | None) -> None:
         """See CountedSource.start_epoch; also calls `set_epoch` of loader, dataset and sampler."""
         super().start_epoch(epoch, length)
-        self._set_epoch()
-
-    def _set_epoch(self) -> None:
-        set_epoch(self.epoch, *self._parts)
+        self.set_epoch(self.epoch, *self._parts)
 
     def _begin(self) -> None:
         if not (self._is_elsewhere or self._cut):
@@ -192,7 +188,7 @@ class StatefulSource(CountedSource):
 
     def _return(self, position: dict[str, Any]) -> None:
         self._batches = None
-        self._set_epoch()
+        self.set_epoch(self.epoch, *self._parts)
         self._saved_state, self._cut = position["state"], position["cut"]
         self._is_elsewhere = self._saved_state is not None
         if self._begun and not position["ended"]:

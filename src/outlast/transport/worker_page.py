@@ -56,7 +56,8 @@ _OWN_AT = 1672
 OWN_TIMES = 48  # of more than a period of renewals
 _SLOT = struct.Struct("<qqQQQ")
 _BEAT_BYTES = 4096
-SLOTS = 6  # before(n), after(n+1), result(n+1), before(n+1), after(n+2), and one being written
+# before(n), after(n+1), result(n+1), before(n+1), after(n+2), result(n+2), and one being written
+SLOTS = 7
 SLOT_BYTES = 16 << 20
 _RESERVED_BYTES = 256 << 10
 

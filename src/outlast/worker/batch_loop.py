@@ -21,18 +21,23 @@ from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.batch_use import BatchUse
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.rank_deal import RankDeal
-from outlast.worker.phases.script_progress import ScriptProgress
+from outlast.worker.phases.script_progress import ReplayWalk, ScriptProgress
 from outlast.worker.save_timing import SaveTimer
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state import protected_state
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
+_OTHER_LOOP = (
+    "the place that is continued is in a loop over {}, and the script now loops over {}: continue"
+    " with the loop that the run began with, or start a new run directory"
+)
 _LENGTH_AND_ORDER = msgspec.msgpack.Decoder(tuple[int, ShareOrder])
 
 
 class BatchLoop:
-    """Training loop: epochs over a source until `until` steps or `epochs` epochs are done."""
+    """Training loop: epochs over a source until `until` steps or `epochs` epochs are done, or the
+    script's own loop over `epochs`, with one of batches in each."""
 
     def __init__(
         self,
@@ -58,79 +63,194 @@ class BatchLoop:
         self._is_of_batch = False  # the phase under way works on the newest batch
         self._started = False
         self._has_drawn = False
+        self._source: BatchSource | None = None
+        self._loader: Any = None
+        self._turns: int | None = None  # epochs of the script's loop over them
+        self._turn = 0  # the current one
+        self._has_begun = False  # its loop over batches
+        self.index = 0  # of the newest batch, in its epoch
         self._newest: dict[str, Any] = {}  # description of the newest draw
 
     def run(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
-        """Yield batches to the script's loop."""
-        if self._started:
-            raise UsageError(
-                "session.batches() was called twice: a run has one training loop (loop over other"
-                " loaders inside a function that you give to session.run)"
-            )
+        """Yield batches to the script's loop: of one epoch, inside a loop over `epochs`."""
+        if self._turns is not None:
+            self._needs_end(loader, until)
+            if epochs is not None:
+                raise UsageError(
+                    "session.batches(..., epochs=...) inside a loop over session.epochs: each"
+                    " iteration is one epoch; leave epochs out"
+                )
+            yield from self._one_epoch(loader, until)
+            return
+        self._start()
         if until is None and epochs is None:
-            raise UsageError("session.batches(loader) needs until=STEPS or epochs=EPOCHS")
+            raise UsageError(
+                "session.batches(loader) needs until=STEPS or epochs=EPOCHS, or a loop over"
+                " session.epochs(...) around it"
+            )
+        self._needs_end(loader, until)
+        source = self._open(loader)
+        self._timeline.loop(until, epochs, source.length)
+        yield from self._until_left(self._epochs(source, until, epochs))
+
+    def _needs_end(self, loader: Any, until: int | None) -> None:
         if loader is None and until is None:
             raise UsageError("session.batches(None) has no end: it needs until=STEPS")
+
+    def epochs(self, numbers: range) -> Iterator[int]:
+        """Yield the numbers of epochs to the script's loop over them."""
+        self._start()
+        self._turns = len(numbers)
+        self._script.at_epoch()
+        first, resumed = 0, False
+        walk = self._joining.walk
+        if walk is not None and walk.slot.epoch:
+            walk.enter()
+            place = codec.decode(walk.slot.epoch)
+            self._place.prelude[:] = walk.slot.prelude
+            self._place.epoch = walk.slot.epoch
+            self._joining.recover()
+            self._status.step = place["step"]
+            self._joining.restore_drawn(place["own"])
+            protected_state.restore(place["random"], self._phases.generators())
+            first, resumed = place["turn"], True
+        elif walk is not None and walk.slot.batch:
+            raise UsageError(_OTHER_LOOP.format("session.batches alone", "session.epochs"))
+
+        def turns() -> Iterator[int]:
+            for self._turn in range(first, len(numbers)):
+                self.pending, self._has_begun, self._newest = False, False, {}
+                if not (resumed and self._turn == first):
+                    self._place.begin_epoch(self._describe_epoch())
+                yield numbers[self._turn]
+
+        yield from self._until_left(turns())
+
+    def _start(self) -> None:
+        if self._started:
+            raise UsageError(
+                "a run has one training loop, and a second one has begun: session.batches() was"
+                " called twice outside of session.epochs(), or session.epochs() twice (loop over"
+                " other loaders inside a function that you give to session.run)"
+            )
         self._started = True
-        messages = Codec(codec.encode, codec.decode)
-        self.ranks.set_loader(loader, messages)
-        source = open_source(loader, messages)
-        if source.note:
-            self._timeline.note(source.note)
-        self._timeline.loop(until, epochs, source.length)
+
+    def _until_left(self, turns: Iterator[Any]) -> Iterator[Any]:
+        """Yield from a loop until it ends, or the script leaves it."""
         try:
-            yield from self._epochs(source, until, epochs)
+            yield from turns
         except GeneratorExit:  # the script has left the loop
             self._leave()
             raise
         else:
             self._leave()
         finally:
-            source.close()
+            if self._source is not None:
+                self._source.close()
 
     def _leave(self) -> None:
         self._joining.leave_loop()
         self._auditor.loop_ended(not self.pending and self._joining.walk is None)
 
+    def _open(self, loader: Any) -> BatchSource:
+        """Return the source of a loader, which stays that of the loop while the loader does."""
+        if self._source is None or self._loader is not loader:
+            if self._source is not None:
+                self._source.close()
+            messages, sets_epochs = Codec(codec.encode, codec.decode), self._turns is None
+            self.ranks.set_loader(loader, messages, sets_epochs=sets_epochs)
+            self._source, self._loader = open_source(loader, messages), loader
+            self._source.sets_epochs = sets_epochs
+            if self._source.note:
+                self._timeline.note_once(self._source.note, "loader")
+        return self._source
+
+    def _describe_epoch(self) -> bytes:
+        """Return a description of the beginning of an epoch."""
+        place = {
+            "turn": self._turn,
+            "step": self._status.step,
+            "random": protected_state.capture(self._phases.generators()),
+            "own": self._joining.at_draw(),
+        }
+        return codec.encode(place)
+
+    def _one_epoch(self, loader: Any, until: int | None) -> Iterator[Any]:
+        """Yield the batches of the current epoch of `epochs`."""
+        turn = self._turn
+        if self._has_begun:
+            raise UsageError(
+                "session.batches() was called twice in one epoch: an epoch has one training loop"
+                " (loop over other loaders inside a function that you give to session.run)"
+            )
+        self._has_begun = True
+        source = self._open(loader)
+        if not self._has_drawn:
+            self._timeline.loop(until, self._turns, source.length)
+        walk = self._joining.walk
+        again = not self._has_drawn and walk is not None and bool(walk.slot.batch)
+        if walk is not None and again:
+            self._place.head[:] = walk.slot.head
+            self._place.head_between[:] = walk.slot.head_between
+            length = self._resume(source, walk)["length"]
+        else:
+            self._place.end_head()
+            length = self._start_epoch(source, turn)
+        try:
+            for batch in self._batches(source, turn, length, until, again):
+                yield batch
+                if self._turn != turn:
+                    raise UsageError(f"a batch of epoch {turn} was drawn after that epoch's end")
+        finally:
+            if self._turn == turn:
+                self.pending = False  # the script may have left the loop at a batch
+
     def _epochs(self, source: BatchSource, until: int | None, epochs: int | None) -> Iterator[Any]:
-        epoch, resumed, again = 0, False, False
+        epoch, again = 0, False
         length: int | None = None
         walk = self._joining.walk
+        if walk is not None and walk.slot.epoch:
+            raise UsageError(_OTHER_LOOP.format("session.epochs", "session.batches alone"))
         if walk is not None and walk.slot.batch:
-            walk.in_loop = True
-            batch = codec.decode(walk.slot.batch)
             self._place.prelude[:] = walk.slot.prelude
-            is_dealt = self.ranks.take_place(batch, batch["length"])
-            if self._status.is_open:  # a restart: ranks that the checkpoint lacks are there
-                self.ranks.follow(walk.slot.step)
-            self._joining.recover()
-            if until is not None and batch["step"] >= until:
-                return
-            epoch, resumed, again = batch["epoch"], True, True
-            source.start_epoch(epoch, batch["length"])
-            if not is_dealt:
-                source.seek(batch["position"])
-            self._status.step = batch["step"]
-            length = batch["length"]
-            if walk.slot.at_draw:
-                self._joining.begin_from_copy()
-            else:
-                self._joining.restore_drawn(batch["own"])
-                protected_state.restore(batch["random"], self._phases.generators())
+            batch = self._resume(source, walk)
+            epoch, length, again = batch["epoch"], batch["length"], True
         while epochs is None or epoch < epochs:
-            if not resumed:
-                if until is not None and self._status.step >= until:
-                    return
-                source.start_epoch(epoch, None)
-                length, absent = self._agree_on_length(source, epoch)
-                source.set_length(length)
-                self.ranks.begin_epoch(length, self._status.step, absent)
-            resumed = False
-            yield from self._batches(source, epoch, length, until, again)
-            again = False
             if until is not None and self._status.step >= until:
                 return
+            if not again:
+                length = self._start_epoch(source, epoch)
+            yield from self._batches(source, epoch, length, until, again)
+            again = False
             epoch += 1
+
+    def _start_epoch(self, source: BatchSource, epoch: int) -> int | None:
+        """Start an epoch with all ranks; return its length."""
+        source.start_epoch(epoch, None)
+        length, absent = self._agree_on_length(source, epoch)
+        source.set_length(length)
+        self.ranks.begin_epoch(length, self._status.step, absent)
+        self.index = 0
+        return length
+
+    def _resume(self, source: BatchSource, walk: ReplayWalk) -> dict[str, Any]:
+        """Go to the place of a walk; return the description of its draw."""
+        walk.enter()
+        batch = codec.decode(walk.slot.batch)
+        is_dealt = self.ranks.take_place(batch, batch["length"])
+        if self._status.is_open:  # a restart: ranks that the checkpoint lacks are there
+            self.ranks.follow(walk.slot.step)
+        self._joining.recover()
+        self._status.step, self.index = batch["step"], batch.get("index", 0)
+        source.start_epoch(batch["epoch"], batch["length"])
+        if not is_dealt:
+            source.seek(batch["position"])
+        if walk.slot.at_draw:
+            self._joining.begin_from_copy()
+        else:
+            self._joining.restore_drawn(batch["own"])
+            protected_state.restore(batch["random"], self._phases.generators())
+        return batch
 
     def _batches(
         self, source: BatchSource, epoch: int, length: int | None, until: int | None, again: bool
@@ -161,6 +281,7 @@ class BatchLoop:
             self._has_drawn = True
             self._script.at_top()
             yield batch[0]
+            self.index += 1
 
     def _describe(self, source: BatchSource, epoch: int, length: int | None) -> bytes:
         """Return a description of the next batch, from which another process can draw it."""
@@ -168,6 +289,7 @@ class BatchLoop:
             "epoch": epoch,
             "length": length,
             "step": self._status.step,
+            "index": self.index,
             "position": source.position(),
             "random": protected_state.capture(self._phases.generators()),
             "own": self._joining.at_draw(),

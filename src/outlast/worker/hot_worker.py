@@ -17,7 +17,7 @@ import copy
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from outlast.config import WHOLE_ENVIRONMENT, WorkerSettings, set_world, watch_environment
 from outlast.errors import GaveUpError
 from outlast.transport import messages
+from outlast.worker.batch_loop import BatchLoop
 from outlast.worker.compute_environment import hello, is_unassigned
 from outlast.worker.groups import SetupRecord, unseated_mesh
 from outlast.worker.groups.stable_group import StableGroup
@@ -219,16 +220,18 @@ class HotWorker(WorkerProcess):
         self.await_seat(f"the shared value {name!r}")
         return super().shared(name, make)
 
-    def batches(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
-        """Take dry steps without a seat, then yield batches as a joiner does."""
-        if self._request is not None and self.phases.protected is not None:
-            script = sys._getframe(2)  # noqa: SLF001 - the caller of Session.batches
-            self._take_dry_steps(self._request.calls, loader, script)
+    def enter_loop(self, loader: Any) -> BatchLoop:
+        """Take dry steps without a seat, then return the loop as a joiner does."""
+        protected = self.phases.protected
+        if self._request is not None and protected is not None:
+            script = sys._getframe(2)  # noqa: SLF001 - the caller of Session.batches or epochs
+            known = next((each for each in protected.loaders if each is not None), None)
+            self._take_dry_steps(self._request.calls, loader or known, script)
         self.await_seat("the training loop")
         for sampler in _samplers_of(loader):
             if isinstance(sampler.rank, PendingRank):
                 sampler.rank = self._seat
-        return super().batches(loader, until, epochs)
+        return super().enter_loop(loader)
 
     def _take_dry_steps(self, calls: bytes, loader: Any, script: FrameType) -> None:
         batch = _batch_like(loader)

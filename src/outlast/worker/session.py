@@ -170,9 +170,28 @@ class Session:
 
         `loader`: a DataLoader, torchdata's StatefulDataLoader, anything with `state_dict`, any
         iterable (replayed from its start for a replacement worker), or None (yields indices).
-        Each batch belongs to one step: the first `run` that follows it.
+        Each batch belongs to one step: the first `run` that follows it. Inside a loop over
+        `epochs` these are the batches of one epoch, and the script calls `set_epoch` itself.
         """
-        return self._worker.batches(loader, until, epochs)
+        return self._worker.enter_loop(loader).run(loader, until, epochs)
+
+    def enumerate(
+        self, loader: Any, start: int = 0, *, until: int | None = None, epochs: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield (number, batch) of `batches`, as the builtin `enumerate` numbers a loader's from
+        `start` in each epoch; in another process the builtin would begin at `start` again."""
+        loop = self._worker.enter_loop(loader)
+        for batch in loop.run(loader, until, epochs):
+            yield start + loop.index, batch
+
+    def epochs(self, epochs: int | range) -> Iterator[int]:
+        """Yield the numbers of epochs, from 0 or of a range, around a loop over `batches` in each.
+
+        A replacement worker begins in the current epoch: it repeats code between the beginning of
+        the epoch and the loop over its batches, with the variables that the lost worker had there.
+        """
+        numbers = range(epochs) if isinstance(epochs, int) else epochs
+        return self._worker.enter_loop(None).epochs(numbers)
 
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase, again until the whole job has completed it;

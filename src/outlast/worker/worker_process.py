@@ -6,7 +6,7 @@ import importlib
 import queue
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,7 +256,7 @@ class WorkerProcess(WorkerPorts):
         self.phases.joining.walk, self.phases.slots.inherited = walk, slots
         self.place.saved_step = walk.slot.saved_step
         self.place.every = walk.slot.every
-        self.status.step = 0 if walk.slot.batch else walk.slot.step
+        self.status.step = 0 if walk.slot.batch or walk.slot.epoch else walk.slot.step
 
     # --- the script's calls ---
 
@@ -300,13 +300,14 @@ class WorkerProcess(WorkerPorts):
     def _has_walked(self) -> bool:
         return (walk := self.phases.joining.walk) is None or not walk.remaining
 
-    def batches(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
-        """Yield batches with a position."""
+    def enter_loop(self, loader: Any) -> BatchLoop:
+        """Return the loop over a loader's batches, or over epochs (None)."""
         if self.phases.protected is None:
-            raise UsageError("call session.protect(...) before session.batches(...)")
+            raise UsageError("call session.protect(...) before session.batches() and epochs()")
         self.start_files.put_back(for_good=True)
-        self.phases.protected.loaders.append(loader)
-        return self.loop.run(loader, until, epochs)
+        if not any(known is loader for known in self.phases.protected.loaders):
+            self.phases.protected.loaders.append(loader)
+        return self.loop
 
     def report(self, values: dict[str, float]) -> None:
         """Report metrics of the phase under way."""
@@ -344,9 +345,8 @@ class WorkerProcess(WorkerPorts):
             case messages.SharedValueReply() | messages.SharedValueMake():
                 self.shared_values.deliver(body)
             case messages.Trace() if self._settings is not None:
-                place = flight_recorder_dump.DumpPlace(
-                    Path(self._settings.run_dir), self.recovery.seat
-                )
+                folder = Path(self._settings.run_dir)
+                place = flight_recorder_dump.DumpPlace(folder, self.recovery.seat)
                 flight_recorder_dump.answer(body, place, self.groups.members(), self.link.try_send)
             case messages.AuditRequest() | messages.AuditAgreed():
                 self.auditor.hear(body)

@@ -34,7 +34,7 @@ class Session:
         self.local_rank, self.device = self.rank, torch.device("cpu")
         self.step_index = 0
         self.reports: dict[int, dict[str, float]] = {}
-        self._in_phase = self._pending = False
+        self._in_phase = self._pending = self._in_epochs = False
 
     def protect(self, **named: Any) -> None:
         """Nothing is replaced here, so nothing needs to survive."""
@@ -65,7 +65,16 @@ class Session:
     def batches(
         self, loader: Any, *, until: int | None = None, epochs: int | None = None
     ) -> Iterator[Any]:
-        """Yield batches epoch after epoch; an epoch ends where the first rank has none left."""
+        """Yield batches epoch after epoch; an epoch ends where the first rank has none left. Inside
+        a loop over `epochs`, the loader's own."""
+        if self._in_epochs:
+            try:
+                for batch in loader:
+                    self._pending = True
+                    yield batch
+            finally:
+                self._pending = False
+            return
         for epoch in itertools.count():
             if epoch == epochs:
                 return
@@ -84,6 +93,15 @@ class Session:
                     break
                 self._pending = True
                 yield batch
+
+    def enumerate(self, loader: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Yield numbered batches."""
+        return enumerate(self.batches(loader), start)
+
+    def epochs(self, epochs: int | range) -> Iterator[int]:
+        """Yield numbers; batches are those of one epoch from here on."""
+        self._in_epochs = True
+        yield from range(epochs) if isinstance(epochs, int) else epochs
 
     def _shortest(self, length: int | None) -> int | None:
         shortest = torch.tensor(-1 if length is None else int(length))

@@ -14,6 +14,7 @@ from outlast.worker.phases.script_progress import (
     Intervals,
     ProgressSlot,
     RankPart,
+    ReplayWalk,
     ScriptProgress,
     part_summary,
 )
@@ -37,12 +38,13 @@ def test_a_position_round_trips() -> None:
     older = b"OLP2" + msgspec.msgpack.encode([slot().pack(), [True, False]])
     states = [BucketState(sync=True), BucketState(sync=False)]
     assert RankPart.unpack(older, "here") == RankPart(slot().pack(), states, {})
+    assert RankPart.unpack(b"OLP3" + part.pack()[4:], "here") == part
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x80", r"rank 3 is not a seat's part of version 2 or 3 \(starts with b'\\x80'"),
+        (b"\x80", r"rank 3 is not a seat's part of version 2 to 4 \(starts with b'\\x80'"),
         (b"OLP1\x80", "the Outlast that wrote it"),
         (SEAT_MAGIC + b"\xc1", "rank 3 is not a position in a run"),
         (SEAT_MAGIC + msgspec.msgpack.encode([b"\x80", []]), "missing required field"),
@@ -67,3 +69,28 @@ def test_the_part_summary_contains_the_training_state() -> None:
     other = slot(at_draw=True, every=Intervals(9, 9), saved_step=1, n=99, reports={})
     assert part_summary(RankPart(other.pack(), [BucketState(sync=True)]).pack(), "here") == part
     assert "random" in part_summary(RankPart(slot().pack(), []).pack(), "here")["batch"]
+
+
+def test_a_walk_enters_the_epoch_and_then_its_batches() -> None:
+    place = ScriptProgress()
+    place.add(b"before", b"")
+    place.begin_epoch(b"epoch 1")
+    place.add(b"head", b"own")
+    at_head = place.slot(2, 0, b"")
+    place.end_head()
+    place.add(b"length", b"")  # agreed on behind the head
+    place.draw(b"batch")
+    place.add(b"step", b"")
+    at_batch = place.slot(4, 1, b"")
+    walk = ReplayWalk(at_head, after=True, last_result=b"last")
+    assert walk.next() == (b"before", b"", False)
+    assert walk.next() is None
+    walk.enter()
+    assert (walk.next(), walk.next()) == ((b"head", b"own", False), (b"last", b"", True))
+    walk = ReplayWalk(at_batch, after=False, last_result=LOST)
+    walk.enter()
+    assert (walk.next(), walk.remaining) == ((b"head", b"own", False), 0)
+    walk.enter()
+    assert (walk.next(), walk.next()) == ((b"step", b"", True), None)
+    place.begin_epoch(b"epoch 2")
+    assert (place.batch, place.done, place.head) == (b"", [], [])

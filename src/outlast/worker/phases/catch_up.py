@@ -179,7 +179,7 @@ class CatchUp:
     def completed(self, result: bytes, choices: bytes) -> None:
         """Record the result of a phase, and the `own_choices` behind it, for the walk of a
         successor."""
-        self._place.add(result, self._if_small(choices) if self._place.batch else b"")
+        self._place.add(result, self._if_small(choices) if self._place.in_loop else b"")
 
     def restore_drawn(self, own: bytes) -> None:
         """Restore the state that `at_draw` returned, since the script repeats what it computed

@@ -369,6 +369,7 @@ class PhaseAttempt:
     choices: bytes = b""  # generators, own objects and variables at the vote
     is_gated: bool = False  # the vote preceded an optimizer's step, not the phase's end
     waits: bool = False  # the slot `after` is written at the phase's end
+    result: bytes = b""  # of a phase that votes at its end, before the vote
     buffers: bytes = b""  # the rank's own buffers at such a vote
     dry: bool = False
     replayed: bool = False  # on another rank's inputs, up to the vote

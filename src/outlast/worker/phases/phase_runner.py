@@ -159,6 +159,7 @@ class PhaseRunner:
             with self._active(attempt), self._groups.phase():
                 result = call()
                 if not attempt.vote_ns:
+                    attempt.result = keep_result(result)
                     self._vote_at_end(attempt)
                 self._after_vote(attempt)
         except StepRefused as refused:
@@ -296,7 +297,7 @@ class PhaseRunner:
     def _complete(self, attempt: PhaseAttempt, result: Any) -> None:
         status, n, step = self._status, self._status.n + 1, self._step_after(attempt)
         self.joining.reduced = self.joining.reduced or attempt.key in self.joining.rehearsed_here
-        kept = keep_result(result)
+        kept = attempt.result or keep_result(result)
         if kept == LOST:
             self._timeline.note_once(
                 f"the result of {attempt.key} ({type(result).__name__}) cannot be recorded (above"

@@ -43,9 +43,10 @@ class RankDeal:
         self._has_begun = False
         self._agreed: frozenset[int] | None = None  # absent when the epoch's length was agreed on
 
-    def set_loader(self, loader: Any, codec: Codec) -> None:
-        """Set the loader of the loop."""
-        self._loader, self._shares = loader, open_shares(loader, codec)
+    def set_loader(self, loader: Any, codec: Codec, *, sets_epochs: bool) -> None:
+        """Set the loader of the loop. `sets_epochs`: its sampler's epoch is set with each epoch."""
+        self._loader = loader
+        self._shares = open_shares(loader, codec, sets_epochs=sets_epochs)
         if why := why_not_dealt(loader):
             self._needs = _UNDEALT + why
 

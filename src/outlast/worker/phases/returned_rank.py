@@ -59,14 +59,23 @@ def _with_generators(slot: ProgressSlot, own: dict[str, Any] | None, seed: int) 
     choices = codec.decode(state["choices"])
     own = own or _seeded(choices["random"], seed)
     state["choices"] = _replaced(state["choices"], own)
-    batch = slot.batch
-    if batch:
-        place = codec.decode(batch)
-        place["random"] = {**place["random"], **own}
-        place["own"] = _replaced(place["own"], own)
-        batch = codec.encode(place)
-    between = tuple(_replaced(each, own) for each in slot.between)
-    return msgspec.structs.replace(slot, own=codec.encode(state), batch=batch, between=between)
+    return msgspec.structs.replace(
+        slot,
+        own=codec.encode(state),
+        batch=_replaced_in(slot.batch, own),
+        epoch=_replaced_in(slot.epoch, own),
+        between=tuple(_replaced(each, own) for each in slot.between),
+        head_between=tuple(_replaced(each, own) for each in slot.head_between),
+    )
+
+
+def _replaced_in(place: bytes, own: dict[str, Any]) -> bytes:
+    if not place:
+        return place
+    decoded = codec.decode(place)
+    decoded["random"] = {**decoded["random"], **own}
+    decoded["own"] = _replaced(decoded["own"], own)
+    return codec.encode(decoded)
 
 
 def _replaced(choices: bytes, own: dict[str, Any]) -> bytes:

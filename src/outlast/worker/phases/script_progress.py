@@ -4,17 +4,21 @@ A place consists of the phases completed before the loop, the current batch, and
 completed since that batch was drawn, with their results. A joiner runs its script from the top:
 completed phases are answered from this record, and it joins at the end of the record.
 
+In a loop over `session.epochs` a place also has the beginning of the epoch, and the phases from
+there to its first draw (`head`). Until that, the newest phases are those since the epoch began.
+
 | progress slot (docs/protocol.md) | written |
 |---|---|
 | `before:n` | at the start of phase n+1 |
 | `after:n+1` | before its vote, or at its end if the rank's own state may still change |
-| `result:n+1` | at its end |
+| `result:n+1` | before its vote if that is at its end, else at its end |
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -62,8 +66,8 @@ class ProgressSlot(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     saved_step: int  # the step of the newest checkpoint that this seat took part in
     prelude: tuple[bytes, ...]
-    batch: bytes  # the current batch's `BatchPlace`, b"" before the loop
-    done: tuple[bytes, ...]
+    batch: bytes  # description of the current batch, b"" before the first of the loop or epoch
+    done: tuple[bytes, ...]  # since `batch` was drawn, or since `epoch` began
     own: bytes  # ProtectedState.own_state()
     between: tuple[bytes, ...] = ()  # own_choices() after each of `done`, b"": not kept
     reports: dict[str, float] = {}
@@ -71,6 +75,9 @@ class ProgressSlot(msgspec.Struct, frozen=True, kw_only=True):
     aside: bool = False  # phase n is not a call of the script: no walk replays it
     every: Intervals = Intervals()
     copied: str = ""  # the copy in memory that has this state of the rank's shards
+    epoch: bytes = b""  # description of the current epoch of `session.epochs`
+    head: tuple[bytes, ...] = ()  # results between the beginning of `epoch` and its first draw
+    head_between: tuple[bytes, ...] = ()
 
     def pack(self) -> bytes:
         """Return the slot as bytes."""
@@ -92,15 +99,28 @@ class ScriptProgress:
     batch: bytes = b""
     done: list[bytes] = dataclasses.field(default_factory=list)
     between: list[bytes] = dataclasses.field(default_factory=list)
+    epoch: bytes = b""
+    head: list[bytes] = dataclasses.field(default_factory=list)
+    head_between: list[bytes] = dataclasses.field(default_factory=list)
 
     def copy(self) -> ScriptProgress:
         """Return an independent copy."""
-        lists = {name: list(getattr(self, name)) for name in ("prelude", "done", "between")}
+        lists = {name: list(value) for name, value in vars(self).items() if isinstance(value, list)}
         return dataclasses.replace(self, **lists)
 
     def assign(self, other: ScriptProgress) -> None:
         """Take over the place of `other`."""
         vars(self).update(vars(other.copy()))
+
+    def begin_epoch(self, epoch: bytes) -> None:
+        """Record the beginning of an epoch; `epoch` describes it."""
+        self.draw(b"")
+        self.epoch = epoch
+        self.end_head()
+
+    def end_head(self) -> None:
+        """Record that the phases since the beginning of the epoch precede its draws."""
+        self.head[:], self.head_between[:] = self.done, self.between
 
     def draw(self, batch: bytes) -> None:
         """Record the place before a draw; `batch` describes how to draw it again."""
@@ -108,9 +128,14 @@ class ScriptProgress:
         self.done.clear()
         self.between.clear()
 
+    @property
+    def in_loop(self) -> bool:
+        """Return whether the newest phases are those of the loop."""
+        return bool(self.batch or self.epoch)
+
     def add(self, result: bytes, own: bytes) -> None:
         """Record a phase's result; `own`: state that the script's code after it may read."""
-        if self.batch:
+        if self.in_loop:
             self.done.append(result)
             self.between.append(own)
         else:
@@ -127,6 +152,9 @@ class ScriptProgress:
             batch=self.batch,
             done=tuple(self.done),
             between=tuple(self.between),
+            epoch=self.epoch,
+            head=tuple(self.head),
+            head_between=tuple(self.head_between),
             own=own,
             **more,
         )
@@ -143,29 +171,35 @@ class ReplayWalk:
         self.slot = slot
         self.after = after
         self.last_result = last_result
-        self._prelude = list(slot.prelude)
-        self._done = list(slot.done)
-        self._between = [*slot.between, *[b""] * (len(slot.done) - len(slot.between))]
+        self._parts = [_results(slot.prelude, ())]
+        if slot.epoch and slot.batch:
+            self._parts.append(_results(slot.head, slot.head_between))
+        if slot.epoch or slot.batch:
+            self._parts.append(_results(slot.done, slot.between))
         if after:
-            (self._done if slot.batch else self._prelude).append(last_result)
-            self._between.append(b"")  # the slot's own state
-        self.in_loop = False
+            self._parts[-1].append((last_result, b""))  # its state is the slot's own
 
     @property
     def remaining(self) -> int:
-        """Return the number of completed phases that the script has not reached yet."""
-        return len(self._done) if self.in_loop else len(self._prelude)
+        """Return the number of completed phases that the script has not reached yet, in this part
+        of it."""
+        return len(self._parts[0])
+
+    def enter(self) -> None:
+        """Go on to the script's next part: an epoch, or the loop over batches."""
+        del self._parts[0]
 
     def next(self) -> tuple[bytes, bytes, bool] | None:
         """Return (result, the rank's own state after it, whether it is the last) of the next
         completed phase, or None: join here."""
-        if self._prelude and not self.in_loop:
-            result = self._prelude.pop(0)
-            return result, b"", not self._prelude and not self.slot.batch
-        if self.in_loop and self._done:
-            result, own = self._done.pop(0), self._between.pop(0)
-            return result, own, not self._done
-        return None
+        if not self._parts[0]:
+            return None
+        result, own = self._parts[0].pop(0)
+        return result, own, not self._parts[0] and len(self._parts) == 1
+
+
+def _results(done: Sequence[bytes], between: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(itertools.zip_longest(done, between[: len(done)], fillvalue=b""))
 
 
 def walk_from(slots: dict[str, bytes], n: int) -> ReplayWalk | None:
@@ -251,6 +285,11 @@ class ProgressSlots:
             self._page.drop("after", n)  # a refused attempt may have left one
         else:
             after[f"after:{n}"] = self._put_after(attempt, own, aside=aside)
+        if attempt.result:
+            after[f"result:{n}"] = attempt.result
+            self._page.put("result", n, attempt.result)
+        elif attempt.is_gated:
+            self._page.drop("result", n)  # of a refused attempt that had no vote before its end
         if self.partners:
             self._status.enter("sharing")
             self.partners.exchange("voted", n, after)
@@ -262,7 +301,8 @@ class ProgressSlots:
         ended: dict[str, bytes] = {}
         if result is not None:
             ended[f"result:{n}"] = result
-            self._page.put("result", n, result)
+            if not attempt.result:
+                self._page.put("result", n, result)
         if attempt.is_gated:
             changed = attempt.waits and attempt.buffers != codec.encode(protected.buffers.own())
             protected.local.completed(attempt.key, has_changed_buffers=changed)
@@ -292,7 +332,8 @@ class ProgressSlots:
         return data
 
 
-SEAT_MAGIC = b"OLP3"  # docs/format.md, "A seat's part", version 3
+SEAT_MAGIC = b"OLP4"  # docs/format.md, "A seat's part", version 4
+_WITHOUT_EPOCHS = b"OLP3"
 _FLAGS_ONLY = b"OLP2"  # version 2: without the buckets of DDP
 
 
@@ -310,11 +351,11 @@ class RankPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @classmethod
     def unpack(cls, data: bytes, where: str) -> RankPart:
-        """Return the part of these bytes. Raises CorruptionError if it is not of version 2 or 3."""
+        """Return the part of these bytes. Raises CorruptionError if it is not of version 2 to 4."""
         magic, body = data[: len(SEAT_MAGIC)], data[len(SEAT_MAGIC) :]
-        if magic not in (SEAT_MAGIC, _FLAGS_ONLY):
+        if magic not in (SEAT_MAGIC, _WITHOUT_EPOCHS, _FLAGS_ONLY):
             raise CorruptionError(
-                f"{where} is not a seat's part of version 2 or 3 (starts with {data[:4]!r});"
+                f"{where} is not a seat's part of version 2 to 4 (starts with {data[:4]!r});"
                 " nothing was taken over; resume with the Outlast that wrote it"
             )
         try:
@@ -338,7 +379,8 @@ def part_summary(data: bytes, where: str) -> dict[str, Any]:
     slot = ProgressSlot.unpack(part.slot)
     own = codec.decode(slot.own)
     choices = codec.decode(own["choices"])
-    batch = codec.decode(slot.batch) if slot.batch else {}
+    results = (*slot.prelude, *slot.head, *slot.done)
+    batch = codec.decode(slot.batch or slot.epoch) if slot.batch or slot.epoch else {}
     batch.pop("own", None)  # state of code that the script repeats
     if slot.at_draw:  # a second copy of the generators
         batch.pop("random")
@@ -352,6 +394,6 @@ def part_summary(data: bytes, where: str) -> dict[str, Any]:
             for name, value in own.get("local", {}).get("parts", {}).items()
         },
         "batch": batch,
-        "results": [codec.decode(each) for each in (*slot.prelude, *slot.done) if each != LOST],
+        "results": [codec.decode(each) for each in results if each != LOST],
         "ddp": msgspec.to_builtins(part.ddp),
     }

@@ -138,6 +138,7 @@ def names_of(code: types.CodeType, offsets: frozenset[int] | None = None) -> Cod
             mutates = True
         elif kind in ("LOAD_ATTR", "LOAD_METHOD"):
             attributes.add(name)
+            stored |= {"epoch"} if name == "set_epoch" else set()  # of a library's sampler
             mutates = mutates or name in _MUTATORS or name.endswith("_")
             if name in ("get", "get_nowait"):
                 taken_from.add(before)
@@ -244,7 +245,7 @@ def gathering(code: types.CodeType, offset: int) -> str:
         return "a comprehension" if _is_gathered(all_, each) else ""
     if each.opname in ("SEND", "YIELD_VALUE", "RESUME"):
         return ""
-    names = _names_within(all_, each)
+    names = [name.removeprefix(".") for name in _names_within(all_, each)]
     if _STEPS & set(names):
         return ""
     return f"{names[0]}(...)" if names and each.opname.startswith("CALL") else "an expression"
@@ -263,7 +264,8 @@ def _is_gathered(all_: list[dis.Instruction], loop: dis.Instruction) -> bool:
 
 
 def _names_within(all_: list[dis.Instruction], whole: dis.Instruction) -> list[str]:
-    """Return the names that the expression of instruction `whole` reads, in order."""
+    """Return the names that the expression of instruction `whole` reads, in order; those of
+    attributes as ".name"."""
     where = whole.positions
     if where is None or None in where:
         return []
@@ -279,11 +281,12 @@ def _names_within(all_: list[dis.Instruction], whole: dis.Instruction) -> list[s
 
 def _attribute(each: dis.Instruction) -> list[str]:
     is_read = each.opname in ("LOAD_ATTR", "LOAD_METHOD")
-    return [each.argval] if is_read and isinstance(each.argval, str) else []
+    return [f".{each.argval}"] if is_read and isinstance(each.argval, str) else []
 
 
 def iterated_names(code: types.CodeType, offset: int) -> set[str]:
-    """Return the names in the expression that the `for` at `offset` iterates over."""
+    """Return the names in the expression that the `for` at `offset` iterates over, of attributes as
+    ".name"."""
     all_ = list(dis.get_instructions(code))
     index = next((i for i, each in enumerate(all_) if each.offset == offset), 0)
     if all_[index].opname != "FOR_ITER":

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from outlast.worker.script.bytecode import CodeNames, names_of, nested
 from outlast.worker.script.value_encoding import CONTAINERS, PLAIN, is_reference, written
@@ -135,12 +136,14 @@ class ReachableValues:
             named = stored.union(*(each.attributes for each in names))
             owners, self._owners = self._owners, []
             for path, owner in owners:
-                is_own = is_own_class(type(owner))
+                is_loader = isinstance(owner, DataLoader)
+                is_own = is_own_class(type(owner)) and not is_loader
                 is_optimizer = isinstance(owner, torch.optim.Optimizer)
                 apart = _OF_EVERY_OPTIMIZER if is_optimizer else _OF_LIBRARIES
                 for name in sorted((named & vars(owner).keys()) - apart):
                     value = vars(owner)[name]
                     is_state = type(value) in PLAIN and name in stored
+                    is_state |= is_loader and name.endswith("sampler") and "set_epoch" in named
                     if is_own or is_state or isinstance(value, _MUTABLE):
                         self.add((*path, ("attr", name)), value)
             self._walk()
@@ -285,6 +288,7 @@ class ReachableValues:
                 self._add_parameter(path, value)
             else:
                 self.called.append(value)
+                self._owners += [(path, value)] if isinstance(value, DataLoader) else []
             return
         saved = written(value)
         if saved is not None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from outlast.worker.script.carried_variables import CarriedVariables
+from outlast.worker.script.loop_headers import refuse_header
 from outlast.worker.script.phase_files import PhaseFiles, top_saves_by_path
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
 from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
@@ -26,7 +27,6 @@ from outlast.worker.script.training_loop import (
     is_first_bound,
     large_containers,
     newest_items,
-    refuse_gathering,
 )
 from outlast.worker.script.unversioned_writes import can_write_unversioned
 from outlast.worker.script.value_caches import LateChanges, WatchedCaches
@@ -244,6 +244,11 @@ class ScriptVariables(Refusals):
 
     # --- the loop ---
 
+    def at_epoch(self) -> None:
+        """Check the loop over epochs before its first one."""
+        if not self._alone:
+            refuse_header(self.refuse, "epochs")
+
     def at_top(self) -> None:
         """Check the loop's values before its body begins with a new batch."""
         if self._alone:
@@ -251,12 +256,7 @@ class ScriptVariables(Refusals):
         if self._loops is None:
             self._lasting.accept()
             self._loops = [TrainingLoop(frame) for frame in own_frames()]
-            refuse_gathering(self.refuse)
-            if self._loops and self._loops[0].counts:
-                self.refuse(
-                    f"the loop over session.batches goes through {self._loops[0].counts}(...),"
-                    " which restarts in a replacement worker (session.step_index does not)"
-                )
+            refuse_header(self.refuse, "batches")
         self._carry_modes()
         for path, new in self._watch.changes(self._protected()):
             self.refuse(f"the training loop binds {text(path)} to another {type(new).__name__}")

@@ -14,7 +14,6 @@ import gc
 import inspect
 import itertools
 import multiprocessing
-import sys
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -29,9 +28,6 @@ from torch.utils.data import DataLoader
 from outlast.data.epoch_order import TicketSampler
 from outlast.worker.script.bytecode import (
     CodeFlow,
-    gathering,
-    is_outlasts_file,
-    iterated_names,
     names_of,
     reads_gradients,
 )
@@ -54,24 +50,6 @@ _IMMUTABLE = (bool, int, float, complex, str, bytes, tuple, frozenset, type(None
 # Library objects that a step computes with; others (iterators, handles) are created again.
 _WATCHED = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, types.FunctionType, partial)
 GROWING = (list, dict, OrderedDict, defaultdict)  # in insertion order
-# Iterators of the standard library that keep what they have seen.
-_NAMES = (
-    *("accumulate", "batched", "chain", "count", "cycle", "dropwhile", "groupby", "islice"),
-    *("pairwise", "takewhile", "tee", "zip_longest"),
-)
-_KEEPERS = [enumerate, zip, *(getattr(itertools, name, zip) for name in _NAMES)]
-
-
-def _keeper_in(frame: types.FrameType) -> str:
-    """Return the name of an iterator that keeps what it has seen, in the expression that the `for`
-    of `frame` iterates over; "" for none."""
-    spaces = (frame.f_locals, frame.f_globals, frame.f_builtins)
-    names = sorted(iterated_names(frame.f_code, frame.f_lasti))
-    values = [next((space[name] for space in spaces if name in space), None) for name in names]
-    if any(value is itertools for value in values):
-        names, values = names * 2, [*values, *(getattr(itertools, name, None) for name in names)]
-    found = zip(names, values, strict=True)
-    return next((name for name, value in found if any(value is each for each in _KEEPERS)), "")
 
 
 def names_given_to_run(code: types.CodeType, offsets: frozenset[int]) -> set[str]:
@@ -100,27 +78,6 @@ def names_given_to_run(code: types.CodeType, offsets: frozenset[int]) -> set[str
     }
 
 
-def refuse_gathering(refuse: Callable[[str, str], None]) -> None:
-    """Refuse a loop that is inside an expression, whose results so far no other process could read:
-    a comprehension, `list(...)`. Called by the function that gives the batches.
-
-    The frames looked at are generators, and the function that takes the batches.
-    """
-    frame = sys._getframe(2).f_back  # noqa: SLF001 - no other access to the script's frames
-    gathered, is_last = "", False
-    while frame is not None and not is_last and not gathered:
-        if not is_outlasts_file(frame.f_code.co_filename):
-            gathered = gathering(frame.f_code, frame.f_lasti)
-            is_last = not frame.f_code.co_flags & inspect.CO_GENERATOR
-        frame = frame.f_back
-    if gathered:
-        refuse(
-            f"the loop over session.batches is inside {gathered}, whose results so far no"
-            " replacement worker could read",
-            "loop in a for statement, and append what you keep to a list",
-        )
-
-
 class TrainingLoop:
     """A frame that holds the training loop, and the values that its body reaches."""
 
@@ -130,7 +87,6 @@ class TrainingLoop:
         self.is_generator = bool(self._code.co_flags & inspect.CO_GENERATOR)
         flow = CodeFlow(self._code)
         self._offsets = flow.reachable(frame.f_lasti)
-        self.counts = _keeper_in(frame)
         stored = flow.stored(self._offsets)
         inner = ReachableValues(set())
         inner.add_code(self._code, frame.f_globals, self._offsets)

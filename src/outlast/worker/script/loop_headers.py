@@ -1,0 +1,64 @@
+"""Expressions that the script's loops iterate over, of which some cannot be continued elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import types
+from collections.abc import Callable
+
+from outlast.worker.script.bytecode import gathering, is_outlasts_file, iterated_names
+from outlast.worker.script.value_paths import own_frames
+
+# Iterators of the standard library that keep what they have seen.
+_NAMES = (
+    *("accumulate", "batched", "chain", "count", "cycle", "dropwhile", "groupby", "islice"),
+    *("pairwise", "takewhile", "tee", "zip_longest"),
+)
+_KEEPERS = [enumerate, zip, *(getattr(itertools, name, zip) for name in _NAMES)]
+
+
+def _keeper_in(frame: types.FrameType) -> str:
+    """Return the name of an iterator that keeps what it has seen, in the expression that the `for`
+    of `frame` iterates over; "" for none."""
+    spaces = (frame.f_locals, frame.f_globals, frame.f_builtins)
+    names = sorted(iterated_names(frame.f_code, frame.f_lasti))
+    values = [next((space[name] for space in spaces if name in space), None) for name in names]
+    if any(value is itertools for value in values):
+        names = [name.removeprefix(".") for name in names]
+        values += [getattr(itertools, name, None) for name in names]
+        names *= 2
+    found = zip(names, values, strict=True)
+    return next((name for name, value in found if any(value is each for each in _KEEPERS)), "")
+
+
+def refuse_header(refuse: Callable[..., None], name: str) -> None:
+    """Refuse a loop over session.`name` that another process could not continue: through an
+    iterator with a place of its own (`enumerate`, `zip`), or inside an expression, whose results so
+    far no other process could read. Called while the loop takes its next value."""
+    _refuse_gathering(refuse, name)
+    frame = next(own_frames(), None)
+    if frame is not None and (keeper := _keeper_in(frame)):
+        refuse(
+            f"the loop over session.{name} goes through {keeper}(...), which restarts in a"
+            " replacement worker (session.enumerate and session.step_index do not)"
+        )
+
+
+def _refuse_gathering(refuse: Callable[..., None], name: str) -> None:
+    """Refuse a loop inside a comprehension, `list(...)`. The frames looked at are generators, and
+    the function that takes the values."""
+    frame = sys._getframe(2)  # noqa: SLF001 - no other access to the script's frames
+    gathered, is_last = "", False
+    while frame is not None and not is_last and not gathered:
+        if not is_outlasts_file(frame.f_code.co_filename):
+            gathered = gathering(frame.f_code, frame.f_lasti)
+            is_last = not frame.f_code.co_flags & inspect.CO_GENERATOR
+        frame = frame.f_back
+    if gathered:
+        refuse(
+            f"the loop over session.{name} is inside {gathered}, whose results so far no"
+            " replacement worker could read",
+            "loop in a for statement, and append what you keep to a list",
+        )
