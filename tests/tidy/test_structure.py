@@ -61,8 +61,9 @@ from pathlib import Path
 # OTLP, exemplars, URLs with secrets: 8 with tests, 700.
 # Accounts that grow: 3 with tests, 420.
 # Loops over epochs: 1, 230.
+# Pages of a lake, and of its nodes: 8 with tests, 1,360.
 CEILINGS = {
-    "modules": 656,
+    "modules": 664,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -71,7 +72,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 137986,
+    "lines": 139346,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("chromium"), reason="there is no Chromium on this machine"),
 ]
 
+WAIT_MS = 60_000  # for a report on a busy machine
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -92,6 +94,59 @@ def test_the_planner_follows_its_sliders(
         expect(page.locator("#answer")).to_have_text(answered, use_inner_text=True)
         page.get_by_label("Work", exact=True).fill("forever")
         expect(page.get_by_role("alert")).to_contain_text("work forever")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
+def test_the_controls_of_a_lake(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    logs, lake = tmp_path / "logs", tmp_path / "lake"
+    assert main(["fleet", "synth", str(logs), "--days=4", "--nodes=48", "--seed=4"]) == 0
+    paths = [str(logs / name) for name in ("sacct.txt", "health.jsonl", "nodes.csv")]
+    assert main(["fleet", "ingest", str(lake), *paths]) == 0
+    with serving(lake) as link:
+        page = opened(browser, link, width, scheme)
+        expect(page.locator("#answer-lemons b")).to_be_visible(timeout=WAIT_MS)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.get_by_label("Rates of jobs above, GPUs").fill("16")
+        page.get_by_label("Until").fill("2024-06-03")
+        page.get_by_label("Until").blur()
+        expect(page.locator("#answer-r_f")).to_contain_text(
+            "of jobs above 16 GPUs", timeout=WAIT_MS
+        )
+        expect(page.locator("#report")).to_contain_text("--above-gpus=16", timeout=WAIT_MS)
+        assert "until=2024-06-03" in page.url and "above-gpus=16" in page.url
+        shown = page.locator("#report").inner_text()
+        page.reload()
+        expect(page.locator("#report")).to_have_text(shown, use_inner_text=True, timeout=WAIT_MS)
+        page.locator("#lemons a").first.click()
+        expect(page.locator("#answer-evidence b")).to_be_visible(timeout=WAIT_MS)
+        assert "above-gpus=16" in page.url
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.go_back()
+        page.get_by_text("plan with the rates of this lake").click()
+        expect(page.locator("#answer-goodput b")).to_be_visible(timeout=WAIT_MS)
+        page.goto(f"{link}?above-gpus=16")
+        page.get_by_label("Partition").select_option("learn")
+        expect(page.locator("#report")).to_contain_text(
+            "only jobs of partition learn", timeout=WAIT_MS
+        )
+        page.get_by_role("textbox", name="Node").fill("nobody")
+        page.get_by_role("button", name="Show node").click()
+        expect(page.get_by_role("alert")).to_contain_text("names node nobody", timeout=WAIT_MS)
+
+
+def test_a_lake_without_a_script(browser: Browser, tmp_path: Path) -> None:
+    logs, lake = tmp_path / "logs", tmp_path / "lake"
+    assert main(["fleet", "synth", str(logs), "--days=4", "--nodes=48", "--seed=4"]) == 0
+    assert main(["fleet", "ingest", str(lake), str(logs / "sacct.txt")]) == 0
+    with serving(lake) as link:
+        page = browser.new_context(java_script_enabled=False).new_page()
+        page.goto(link)
+        page.get_by_label("Rates of jobs above, GPUs").fill("16")
+        page.get_by_role("button", name="Compute").click()
+        assert "above-gpus=16" in page.url
+        expect(page.locator("#answer-r_f")).to_contain_text(
+            "of jobs above 16 GPUs", timeout=WAIT_MS
+        )
 
 
 def test_the_planner_without_a_script(browser: Browser, tmp_path: Path) -> None:

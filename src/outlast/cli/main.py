@@ -82,7 +82,7 @@ COMMANDS = {
     "trace": ("reports.trace:trace", "Write a run as a trace, which Perfetto opens."),
     "view": (
         "reports.view:view",
-        "Show a run, or all runs of a directory, on a page of this machine.",
+        "Show a run, all runs of a directory, or a lake, on a page of this machine.",
     ),
 }
 # Modules that an extra brings, by their top-level name.

@@ -200,6 +200,7 @@ def _names(frame: pl.LazyFrame) -> set[str]:
 LONGEST_DAYS = 30  # after all other records: a job that ends later has a wrong date
 GAP_DAYS = 60  # without a job, beyond which a few jobs are assumed to have a wrong date
 FEW_SHARE = 0.001
+YEARS = (1700, 2250)  # of a window: nanoseconds in 64 bits
 NEAR_NS = 3600 * 10**9  # margin for findings of failures at the ends of a window
 
 
@@ -268,6 +269,8 @@ def parse_flag_time(flag: str, text: str) -> int:
         raise UsageError(
             f"{flag} {text}: not a date or time, as in 2024-05-01 or 2024-05-01T12:00+02:00"
         ) from error
+    if not YEARS[0] <= at.year < YEARS[1]:
+        raise UsageError(f"{flag} {text}: give a year from {YEARS[0]} to {YEARS[1] - 1}")
     return since_1970 // dt.timedelta(microseconds=1) * 1000
 
 

@@ -9,8 +9,8 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-_STYLES = ("page.css", "planner.css")
-_SCRIPTS = ("page.js", "planner.js")
+_STYLES = ("page.css", "planner.css", "lake/lake.css")
+_SCRIPTS = ("page.js", "planner.js", "lake/lake.js")
 
 
 @cache

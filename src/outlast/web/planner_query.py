@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from outlast.errors import ConfigError
@@ -23,6 +23,7 @@ REFUSED_FIELDS = {  # with the reason
     "rack-nodes": _SLOW,
 }
 PLANNER_FIELDS = tuple(field for field in FIELDS if field.key not in REFUSED_FIELDS)
+PLANNER_KEYS = frozenset({"strategy", "over", *(field.key for field in PLANNER_FIELDS)})
 
 
 class PlannerQuery(NamedTuple):
@@ -34,19 +35,25 @@ class PlannerQuery(NamedTuple):
     over: CurveAxis
 
 
-def given_texts(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return what a query gives, by key, without empty values. Raises ConfigError."""
+def given_texts(
+    pairs: Sequence[tuple[str, str]],
+    known: Set[str] = PLANNER_KEYS,
+    text_max: int = TEXT_MAX,
+) -> dict[str, str]:
+    """Return what a query gives, by key, without empty values. Raises ConfigError.
+
+    `known`: keys of the page; `text_max`: characters of a value.
+    """
     if len(pairs) > PAIRS_MAX:
         raise ConfigError(f"the address has {len(pairs):,} values; at most {PAIRS_MAX}")
-    known = {"strategy", "over", *(field.key for field in PLANNER_FIELDS)}
     texts: dict[str, str] = {}
     for key, text in pairs:
-        if key in REFUSED_FIELDS:
+        if key in REFUSED_FIELDS and known is PLANNER_KEYS:
             raise ConfigError(f"{key} {REFUSED_FIELDS[key]}")
         if key not in known:
             raise ConfigError(f"{_short(key)!r} is unknown; known are {', '.join(sorted(known))}")
-        if len(text) > TEXT_MAX:
-            raise ConfigError(f"{key} has {len(text):,} characters; at most {TEXT_MAX}")
+        if len(text) > text_max:
+            raise ConfigError(f"{key} has {len(text):,} characters; at most {text_max}")
         if key in texts:
             raise ConfigError(f"{key} is given twice")
         if text.strip():

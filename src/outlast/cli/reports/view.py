@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
 PORT = 8470
+LAKE = "lake.json"  # the file that makes a directory a lake
 _PORT_MAX = 65535
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -30,7 +31,7 @@ def view(
     export: Path | None = None,
     price_per_hour: float = 0.0,
 ) -> int:
-    """Show a run, or all runs of a directory, on a page of this machine.
+    """Show a run, all runs of a directory, or a lake, on a page of this machine.
 
     The page follows a running job, and shows a run that ended as it was.
     Ctrl-C ends the server.
@@ -38,7 +39,7 @@ def view(
     Parameters
     ----------
     path
-        Run directory, or a directory of run directories.
+        Run directory, a directory of run directories, or a lake of `outlast fleet ingest`.
     plan
         Show the planner alone, without PATH. With a PATH, its pages have a link to the planner.
     port
@@ -66,6 +67,15 @@ def view(
             flag = "--export" if export is not None else "--price-per-hour"
             raise UsageError(f"{flag} is of a run, and --plan shows none")
         return _serve([planner_home(), *planner_routes()], "planner", host, port)
+    if (path / LAKE).is_file():
+        if export is not None or price_per_hour:
+            raise UsageError(
+                f"{path} is a lake: --export and --price-per-hour are of a run; `outlast fleet"
+                f" report {path} --out FILE` writes its page"
+            )
+        from outlast.web.lake.lake_pages import LakePages
+
+        return _serve([*LakePages(path).routes(), *planner_routes()], path, host, port)
     from outlast.web.run_pages import RunPages, find_runs
 
     runs = find_runs(path)

@@ -248,14 +248,14 @@ def render_page(drawn: DrawnReport, figures: dict[str, str]) -> str:
     environment.globals.update(format_cell=format_cell)
     return environment.get_template("report_page.html.j2").render(
         report=drawn.report,
-        extent=_describe_extent(drawn.report),
+        extent=describe_extent(drawn.report),
         sections=[entry.section for entry in drawn.sections],
         figures={key: figure for key, figure in figures.items() if figure},
         rows_shown=ROWS_SHOWN,
     )
 
 
-def _describe_extent(report: FleetReport) -> str:
+def describe_extent(report: FleetReport) -> str:
     """Describe the cluster, the period and the number of records."""
     since, until = (_format_minute(end_ns) for end_ns in (report.since_ns, report.until_ns))
     days = (report.until_ns - report.since_ns) / 86_400e9

@@ -164,13 +164,17 @@ def headlines(facts: ReportFacts, sections: list[DrawnSection]) -> list[Headline
     """Return the headline figures of a report's sections."""
     rows = {drawn.section.key: drawn.section.rows for drawn in sections}
     return [
-        *_rate_headline(facts.rate),
-        *_outages_headline(facts),
+        *rate_headlines(facts),
         *_ended_headline(rows["states"]),
         *_ettr_headline(rows["ettr"]),
         *_loss_headline(rows["goodput"]),
         *_lemons_headline(rows["lemons"], facts),
     ]
+
+
+def rate_headlines(facts: ReportFacts) -> list[Headline]:
+    """Return the first headline figures: failure rates, which need no section."""
+    return [*_rate_headline(facts.rate), *_outages_headline(facts)]
 
 
 def _rate_headline(rate: failure_rates.FailureRate) -> Iterator[Headline]:

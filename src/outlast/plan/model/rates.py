@@ -45,7 +45,7 @@ class StatedFailures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_failures(
-    what: str, text: str, gpus_per_node: int, observed: int | None
+    what: str, text: str, gpus_per_node: int, observed: float | None
 ) -> StatedFailures:
     """Parse a failure rate.
 

@@ -124,7 +124,7 @@ FIELDS = (
           "a preset, a GPU's MTBF as in 50kh, 0.5%/day, or 6.5/1000 node-days"),
     Field("rates", "rates", _unless("none", None, lambda _, text: Path(text)), "none", _CLUSTER,
           "file of `outlast fleet fit`: its measured failures and other fields, unless given here"),
-    Field("failures-seen", "seen", _unless("preset", None, quantities.count), "preset", _CLUSTER,
+    Field("failures-seen", "seen", _unless("preset", None, quantities.number), "preset", _CLUSTER,
           "number of failures behind the rate, which determines the bands"),
     Field("transient", "transient", quantities.share, "20%", _CLUSTER,
           "share of all failures after which the node itself continues"),
@@ -204,7 +204,7 @@ _ABOVE_0 = {
 }  # fmt: skip
 _LIMITS = {
     "gpus": (1, 1e9),
-    "failures-seen": (1, 1e6),  # as sure as the rate is exact
+    "failures-seen": (0.5, 1e6),  # as sure as the rate is exact
     "lemon-factor": (0, 1e6),
     "shape": (numerics.SHAPE_MIN, 100),
     "state": (1, 1e18),
