@@ -18,8 +18,8 @@ import outlast
 from outlast import errors
 from outlast.cli import main as cli
 from outlast.cli.main import code_of, main
-from outlast.cli.reports import run_reports as events_command
 from outlast.events import RunStarted, Scheduled, WorkerSpawned
+from outlast.telemetry import event_store, run_watch
 from outlast.telemetry.event_store import EventWriter, life_of
 
 COMMANDS = ("events", "explain", "summary")
@@ -151,7 +151,7 @@ def test_following_a_dead_run_ends_with_a_message(
 def test_following_waits_for_a_living_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_command, "LOOK_S", 0.0)
+    monkeypatch.setattr(run_watch, "LOOK_S", 0.0)
     story = SyntheticRun(tmp_path, host=socket.gethostname()).start().steps(2)
     looked = threading.Event()
 
@@ -159,7 +159,7 @@ def test_following_waits_for_a_living_run(
         looked.set()
         return life_of(run_dir, spawned)
 
-    monkeypatch.setattr(events_command, "life_of", look)
+    monkeypatch.setattr(event_store, "life_of", look)
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         codes: list[int] = []

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.telemetry.synthetic_run import SyntheticRun
 
-from outlast.events import Metrics
+from outlast.events import AnyEvent, Metrics, PhaseDone
 from outlast.telemetry.event_store import read_events
-from outlast.telemetry.loggers.metric_course import metric_points
+from outlast.telemetry.loggers.metric_course import MetricCourse, MetricPoint
+
+
+def metric_points(events: Iterable[AnyEvent], rank: int = 0) -> list[MetricPoint]:
+    course = MetricCourse(rank)
+    for event in events:
+        course.take(event)
+    return list(course.points())
 
 
 def losses(run: SyntheticRun, rank: int = 0) -> dict[int, float]:
@@ -59,3 +72,27 @@ def test_the_last_step_of_a_run_without_an_end_waits(tmp_path: Path) -> None:
     run.start().phase(loss=1).phase(loss=2)
     run.close()
     assert losses(run) == {1: 1}
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_writers_that_are_read_late_change_nothing(random: Random) -> None:
+    with TemporaryDirectory() as folder:
+        run = SyntheticRun(Path(folder), world=2, spares=1)
+        run.start().phase(loss=1).phase(loss=2).killed(0)
+        report(run, 2, math.nan)
+        run.phase(loss=3).broken(0, run.fault("killed", 0)).restart(n=1, step=1).phase(loss=20)
+        run.phase(loss=30).phase(loss=40).end("interrupted", 4)
+        run.start(resumed_n=3, resumed_step=3).phase(loss=400).end()
+        events = read_events(run.run_dir)
+    writers = dict[str, list[AnyEvent]]()
+    for event in events:
+        own = isinstance(event, PhaseDone | Metrics)
+        writers.setdefault(event.worker if own else "", []).append(event)
+    course, queues = MetricCourse(), [deque(each) for each in writers.values()]
+    while queues := [queue for queue in queues if queue]:
+        course.take(random.choice(queues).popleft())
+    assert list(course.points()) == metric_points(events)
+    assert {point.step: point.values["loss"] for point in course.points()} == {
+        1: 1, 2: 20, 3: 30, 4: 400,
+    }  # fmt: skip

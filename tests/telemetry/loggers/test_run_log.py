@@ -20,7 +20,7 @@ class FakeWandb(SimpleNamespace):
     """The calls of wandb, which only records."""
 
     def __init__(self) -> None:
-        super().__init__(logged=[], opened=[], summary={}, breaks=False)
+        super().__init__(logged=[], opened=[], summary={}, marks={}, breaks=False, offline=True)
 
     def init(self, **settings: Any) -> FakeWandb:
         self.opened.append(settings)
@@ -30,6 +30,8 @@ class FakeWandb(SimpleNamespace):
         if self.breaks:
             raise ConnectionError("away")
         self.logged.append((step, values["loss"]))
+        if "outlast/incident" in values:
+            self.marks[step] = values["outlast/incident"]
 
     def finish(self, exit_code: int) -> None:
         self.exit_code = exit_code

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from outlast.cli.output_stream import Printer, echo, echo_error, pour, print_json
-from outlast.errors import EXIT_DONE, OutlastError, RunDirError, UsageError
-from outlast.events import AnyEvent, Event, Fault, RunEnded, RunStarted, Scheduled, WorkerSpawned
+from outlast.errors import EXIT_DONE, OutlastError, UsageError
+from outlast.events import AnyEvent, Event, Fault, RunEnded, Scheduled
 from outlast.telemetry import event_store, incident_explanation
 from outlast.telemetry.event_store import life_of
 from outlast.telemetry.history.incident_course import Incident
@@ -20,6 +18,7 @@ from outlast.telemetry.history.phase_blocks import incidents
 from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.incident_explanation import finding_lines, open_findings, saves
 from outlast.telemetry.run_summary import summarise
+from outlast.telemetry.run_watch import RunWatch
 from outlast.telemetry.summary_tables import render
 from outlast.text_formatting import frame_cause
 
@@ -122,7 +121,6 @@ def summary(run_dir: Path, *, json: bool = False) -> int:
     return EXIT_DONE
 
 
-LOOK_S = 1.0
 _FIELDS_APART = {"t_ns", "type"}
 
 
@@ -144,12 +142,7 @@ def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
 
 
 def _following(run_dir: Path) -> Iterator[AnyEvent]:
-    if not (run_dir / event_store.DIRECTORY).is_dir():
-        raise RunDirError(
-            f"{run_dir} is no run directory ({run_dir / event_store.DIRECTORY} is missing);"
-            " give the directory that `outlast run` printed at its start"
-        )
-    watch = _Watch(run_dir)
+    watch = RunWatch(run_dir)
     for event in event_store.follow(run_dir, watch.stop, idle=watch.look):
         yield event
         watch.take(event)
@@ -158,36 +151,6 @@ def _following(run_dir: Path) -> Iterator[AnyEvent]:
             f"outlast: {run_dir}: the launcher died before the run ended; these are all events;"
             " the same `outlast run` command resumes the run"
         )
-
-
-class _Watch:
-    """Condition to stop following a run: its end, or the death of its launcher."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.stop = threading.Event()
-        self.died = False
-        self._run_dir = run_dir
-        self._spawned: list[WorkerSpawned] = []
-        self._next_s = 0.0
-
-    def take(self, event: AnyEvent) -> None:
-        if isinstance(event, RunEnded):
-            self.stop.set()  # polled once more: another launcher may have resumed the run
-            self.died = False
-        elif isinstance(event, RunStarted):
-            self.stop.clear()
-            self.died = False
-        elif isinstance(event, WorkerSpawned):
-            self._spawned = [event]
-
-    def look(self) -> None:
-        now_s = time.monotonic()
-        if now_s < self._next_s or self.stop.is_set():
-            return
-        self._next_s = now_s + LOOK_S
-        if life_of(self._run_dir, self._spawned) == "died":
-            self.died = True  # unless the last poll finds its end or a resumption
-            self.stop.set()
 
 
 def _print(listed: Iterable[AnyEvent], *, json: bool, live: bool) -> None:
