@@ -63,8 +63,9 @@ from pathlib import Path
 # Loops over epochs: 1, 230.
 # Pages of a lake, and of its nodes: 8 with tests, 1,360.
 # Live loggers: 3 with tests, 600.
+# Two runs side by side: 4 with tests, 570.
 CEILINGS = {
-    "modules": 664,
+    "modules": 668,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -73,7 +74,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 139346,
+    "lines": 139916,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from email.message import Message
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -119,6 +119,11 @@ def test_the_planner_alone() -> None:
         assert first.status == 303 and first.headers["location"] == "/plan"
         assert b'id="answer-goodput"' in get(link, "/plan?gpus=4096").body
         assert get(link, "/runs/gpt").status == 404
+
+
+def test_the_server_ends_beside_an_open_stream(run: SyntheticRun) -> None:
+    with ExitStack() as opened, serving(run.run_dir) as link:
+        message(opened.enter_context(requested(link, "/runs/gpt/stream")))
 
 
 def test_a_port_in_use_is_refused(run: SyntheticRun) -> None:

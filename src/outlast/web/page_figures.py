@@ -90,7 +90,7 @@ def timeline(times: DrawnAccount, axis: TimeAxis) -> str:
         f'<text x="-6" y="{(row + 0.5) * each:.1f}" class="label end">{row * times.group}</text>'
         for row in _labelled(len(rows))
     ]
-    return _figure(axis, height, _stretched("".join(shapes), height) + "".join(labels))
+    return _figure(axis, height, stretched("".join(shapes), height) + "".join(labels))
 
 
 def _closed(parts: Iterable[str], height: float) -> str:
@@ -106,7 +106,7 @@ def _labelled(rows: int) -> Iterable[int]:
 def curve(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis, name: str, unit: str) -> str:
     """Draw values over time, with the extremes of each column where there are more than fit."""
     is_finite = np.abs(value) < LARGEST
-    shown = _thinned(t_ns[is_finite], value[is_finite], axis)
+    shown = thinned(t_ns[is_finite], value[is_finite], axis)
     if len(shown) < 2:
         return ""
     values = sorted(value for _, value in shown)
@@ -132,7 +132,7 @@ def curve(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis, name: str,
         for y, value in ((8, high), (CURVE_PX - 4, low))
     )
     title = f"<title>{name} in {unit}, from {values[0]:.4g} to {values[-1]:.4g}</title>"
-    return _figure(axis, CURVE_PX, title + _stretched(line, CURVE_PX) + labels)
+    return _figure(axis, CURVE_PX, title + stretched(line, CURVE_PX) + labels)
 
 
 def _connected(points: list[tuple[int, float]]) -> list[list[tuple[int, float]]]:
@@ -147,7 +147,7 @@ def _connected(points: list[tuple[int, float]]) -> list[list[tuple[int, float]]]
     return parts
 
 
-def _thinned(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis) -> list[tuple[int, float]]:
+def thinned(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis) -> list[tuple[int, float]]:
     """Return points, by time, that are few enough to draw."""
     chosen = np.arange(len(t_ns))
     if len(t_ns) > POINTS_MAX:
@@ -216,7 +216,7 @@ def bar(row: WaterfallRow) -> str:
     )
 
 
-def _stretched(shapes: str, height: float) -> str:
+def stretched(shapes: str, height: float) -> str:
     return (
         f'<svg viewBox="0 0 {X} {height:g}" preserveAspectRatio="none" width="100%"'
         f' height="{height:g}">{shapes}</svg>'

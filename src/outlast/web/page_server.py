@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -57,7 +59,8 @@ class SecurityHeaders:
                 message = {**message, "headers": headers}
             await send(message)
 
-        await self.app(scope, receive, with_headers)  # type: ignore[arg-type]
+        with suppress(asyncio.CancelledError):  # Ctrl-C in the middle of a page ends the server
+            await self.app(scope, receive, with_headers)  # type: ignore[arg-type]
 
 
 class TokenCheck:

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-_STYLES = ("page.css", "planner.css", "lake/lake.css")
+_STYLES = ("page.css", "planner.css", "lake/lake.css", "comparison/comparison.css")
 _SCRIPTS = ("page.js", "planner.js", "lake/lake.js")
 
 

@@ -55,6 +55,7 @@ class StepTimes(NamedTuple):
 
     ends_ns: Integers
     lasted_s: NDArray[np.float64]
+    step: Integers
 
     def median_s(self, share: float = 1.0) -> float:
         """Return the median of the newest `share` of them; 0.0 without any."""
@@ -79,7 +80,7 @@ def step_times(history: RunHistory) -> StepTimes:
     phases = rows(phases, of_kind(phases, history.kinds, "step"))
     phases = rows(phases, last_of_each(phases.step))
     lasted_s = (phases.t_ns - phases.begin_ns) / phases.steps / 1e9
-    return StepTimes(phases.t_ns, lasted_s)
+    return StepTimes(phases.t_ns, lasted_s, phases.step)
 
 
 def answers(

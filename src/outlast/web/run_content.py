@@ -63,10 +63,11 @@ class IncidentStory(NamedTuple):
 
 
 class LossCurve(NamedTuple):
-    """Losses over time."""
+    """Losses over time and by step."""
 
     t_ns: Integers
     loss: NDArray[np.float64]
+    step: Integers
 
 
 class RunContent(NamedTuple):
@@ -139,7 +140,7 @@ def _losses(history: RunHistory) -> LossCurve:
     """Return the losses of the lowest rank that reports one, of each step the last."""
     reported = history.losses()
     newest = last_of_each(reported.step)
-    return LossCurve(reported.t_ns[newest], reported.loss[newest])
+    return LossCurve(reported.t_ns[newest], reported.loss[newest], reported.step[newest])
 
 
 def _workers(events: Sequence[AnyEvent]) -> list[WorkerLine]:

@@ -108,8 +108,8 @@ def _globals() -> dict[str, Callable[..., Any]]:
 
 
 def _curves(content: RunContent) -> tuple[str, str]:
-    axis = axis_of(content)
+    axis, loss, steps = axis_of(content), content.loss, content.steps
     return (
-        page_figures.curve(*content.loss, axis, "loss", "its own unit"),
-        page_figures.curve(*content.steps, axis, "step time", "seconds"),
+        page_figures.curve(loss.t_ns, loss.loss, axis, "loss", "its own unit"),
+        page_figures.curve(steps.ends_ns, steps.lasted_s, axis, "step time", "seconds"),
     )

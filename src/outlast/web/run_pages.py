@@ -20,8 +20,11 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from outlast.errors import CorruptionError, OutlastError, RunDirError
+from outlast.errors import CorruptionError, OutlastError, RunDirError, UsageError
 from outlast.telemetry.event_store import DIRECTORY
+from outlast.text_formatting import plural
+from outlast.web.comparison.comparison_page import ComparedRun, render_comparison
+from outlast.web.comparison.run_settings import read_settings
 from outlast.web.planner_link import measured_query
 from outlast.web.run_content import REFRESH_S, RunContent, RunReading
 from outlast.web.run_page import render_index, render_page, render_parts, status
@@ -29,6 +32,7 @@ from outlast.web.run_page import render_index, render_page, render_parts, status
 T = TypeVar("T")
 RUNS_MAX = 1_000
 VIEWERS_MAX = 200  # streams at once
+NAME_MAX = 255
 
 
 def find_runs(path: Path) -> dict[str, Path]:
@@ -74,6 +78,7 @@ class RunPages:
             Route("/runs/{name}/stream", self.stream),
             Route("/runs/{name}/logs/{rank:int}", self.log),
             Route("/runs/{name}/plan", self.plan),
+            Route("/compare", self.compare),
         ]
 
     async def first(self, _request: Request) -> Response:
@@ -114,6 +119,27 @@ class RunPages:
         except OutlastError as error:
             return PlainTextResponse(str(error), 503)
         return RedirectResponse(f"/plan?{query}", 303)
+
+    async def compare(self, request: Request) -> Response:
+        """Serve two runs side by side; a refusal has status 400 or 404."""
+        names = request.query_params.getlist("run")
+        try:
+            self._runs = await anyio.to_thread.run_sync(find_runs, self.path)
+            _check_pair(request.query_params.multi_items())
+        except OutlastError as error:
+            return HTMLResponse(render_comparison(self.path, [], str(error)), 400)
+        unknown = [name for name in names if name not in self._runs]
+        if unknown:
+            refusal = f"there is no run {', '.join(unknown)} in {self.path}"
+            return HTMLResponse(render_comparison(self.path, [], refusal), 404)
+        runs = []
+        for name in names:
+            content = await self._content(name)
+            settings = await anyio.to_thread.run_sync(read_settings, self._runs[name])
+            runs.append(ComparedRun(name, content, settings))
+        html = await anyio.to_thread.run_sync(render_comparison, self.path, runs)
+        is_unknown = all(isinstance(run.content, str) for run in runs)
+        return HTMLResponse(html, 503 if is_unknown else 200)
 
     async def _content(self, name: str) -> RunContent | str:
         return await self._computed(name, RunReading.refresh)
@@ -176,6 +202,16 @@ class RunPages:
         except (OSError, CorruptionError) as error:
             return PlainTextResponse(f"the log of rank {rank} cannot be read: {error}", 404)
         return PlainTextResponse(text or f"rank {rank} has written nothing\n")
+
+
+def _check_pair(pairs: list[tuple[str, str]]) -> None:
+    """Raise UsageError for an address that does not name two runs."""
+    if len(pairs) != 2 or any(key != "run" for key, _ in pairs):
+        raise UsageError(f"choose two runs; the address has {plural(len(pairs), 'value')}")
+    if pairs[0] == pairs[1]:
+        raise UsageError("the two runs are the same one; choose two that differ")
+    if longest := [name for _, name in pairs if len(name) > NAME_MAX]:
+        raise UsageError(f"a name has {len(longest[0]):,} characters; at most {NAME_MAX}")
 
 
 def _message(what: Mapping[str, object]) -> str:

@@ -1,0 +1,1 @@
+"""Two runs of a directory, side by side."""
