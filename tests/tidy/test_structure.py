@@ -64,8 +64,9 @@ from pathlib import Path
 # Pages of a lake, and of its nodes: 8 with tests, 1,360.
 # Live loggers: 3 with tests, 600.
 # Two runs side by side: 4 with tests, 570.
+# Zoom, logs that are followed, predictions: 2 with tests, 380.
 CEILINGS = {
-    "modules": 668,
+    "modules": 670,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -74,7 +75,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 139916,
+    "lines": 140296,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -166,6 +166,54 @@ def test_a_lake_without_a_script(browser: Browser, tmp_path: Path) -> None:
         )
 
 
+def view_of(page: Page) -> list[float]:
+    text = page.locator("#timeline .shapes").get_attribute("viewBox")
+    return [float(number) for number in (text or "").split()]
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_the_axis_of_time_is_zoomed(browser: Browser, tmp_path: Path, *, is_served: bool) -> None:
+    run = SyntheticRun(tmp_path / "gpt", world=4).start().steps(40).killed(2).steps(200)
+    run.end().close()
+    path = tmp_path / "page.html"
+    assert main(["view", str(run.run_dir), "--export", str(path)]) == 0
+    with serving(run.run_dir) as link:
+        page = opened(browser, link if is_served else path.as_uri())
+        whole = view_of(page)
+        page.get_by_role("button", name="zoom in").click()
+        page.keyboard.press("+")
+        expect(page.locator("#shown")).to_contain_text(" to ")
+        assert "#t=" in page.url
+        if is_served:  # the figures of the window alone, in finer columns
+            expect(page.locator("#timeline .figure")).not_to_have_attribute("data-from", "0.000000")
+            assert view_of(page) == pytest.approx(whole)
+        else:
+            assert view_of(page)[2] == pytest.approx(250)
+        address = page.url
+        page.reload()
+        expect(page.locator("#shown")).to_contain_text(" to ")
+        assert page.url == address
+        page.get_by_role("button", name="later").focus()
+        page.keyboard.press("ArrowRight")
+        assert page.url != address
+        if not is_served:  # a figure that stays: drag it
+            box = page.locator("#timeline .figure").bounding_box()
+            assert box
+            page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30)
+            before = page.url
+            page.mouse.down()
+            page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 30, steps=3)
+            page.mouse.up()
+            assert page.url != before and "#t=" in page.url
+            page.get_by_role("button", name="later").focus()
+        page.keyboard.press("0")
+        expect(page.locator("#shown")).to_have_text("")
+        assert "t=" not in page.url
+        page.locator("svg a").first.click()
+        page.get_by_role("button", name="zoom in").click()
+        assert "incident-1" in page.url and "t=" in page.url
+
+
 def test_the_planner_without_a_script(browser: Browser, tmp_path: Path) -> None:
     run = SyntheticRun(tmp_path / "gpt", world=2).start().steps(2)
     with serving(run.run_dir) as link:

@@ -66,6 +66,10 @@ def test_a_run_is_served_and_followed_to_its_end(run: SyntheticRun) -> None:
             run.end().close()
             while "ended" not in message(stream):
                 pass
+        window = json.loads(get(link, "/runs/gpt/window?from=0.2&to=1e9").body)
+        assert window.keys() == {"timeline", "curves"} and 'data-from="0.2' in window["timeline"]
+        for query, status in (("from=5&to=1", 503), ("from=nan&to=1", 400), ("from=1", 400)):
+            assert get(link, f"/runs/gpt/window?{query}").status == status
         log = get(link, "/runs/gpt/logs/0")
         assert log.headers["content-type"].startswith("text/plain")
         assert len(log.body) < 200_000

@@ -16,8 +16,14 @@ from outlast.plan.model.measured_run import read_measured_run
 from outlast.plan.model.scenario import scenario_of
 from outlast.plan.model.strategy_prediction import predict
 from outlast.web.planner_answer import planner_answer
-from outlast.web.planner_curves import HEIGHT, draw_curves, planner_curves
-from outlast.web.planner_link import measured_query
+from outlast.web.planner_curves import (
+    HEIGHT,
+    dollars_scale,
+    draw_curves,
+    goodput_scale,
+    planner_curves,
+)
+from outlast.web.planner_link import measured_query, predicted_sentence
 from outlast.web.planner_pages import answer_response, curves_response, page_response
 from outlast.web.planner_query import given_texts, parse_query
 
@@ -76,7 +82,7 @@ def test_a_bad_query_is_refused_by_name(pairs: Pairs, why: str) -> None:
     status, text = page(*pairs)
     assert status == 400 and why in text and "Traceback" not in text
     raw = bytes(page_response(pairs).body)
-    assert raw.count(b"<script>") == 1 and len(raw) < 40_000
+    assert raw.count(b"<script>") == 2 and len(raw) < 40_000
     answered = answer_response(pairs)
     assert answered.status_code == 400 and b'role="alert"' in answered.body
 
@@ -143,7 +149,8 @@ def test_curves_are_predictions_of_scenarios(over: str, field: str, text: str) -
     ],
 )
 def test_curves_stay_inside_and_have_gaps(texts: dict[str, str]) -> None:
-    drawn = draw_curves(planner_curves(parse_query(texts)))
+    curves = planner_curves(parse_query(texts))
+    drawn = draw_curves(curves, goodput_scale()) + draw_curves(curves, dollars_scale(curves))
     places = [
         tuple(map(float, place.split(",")))
         for dots in re.findall(r'points="([^"]*)"', drawn)
@@ -180,3 +187,20 @@ def test_the_rates_of_a_run(tmp_path: Path, failures: int) -> None:
         published = scenario_of({"gpus": "8"}).failures.per_gpu_s
         assert 0.99 * published < scenario.failures.per_gpu_s <= published
     assert page(*texts.items())[0] == 200
+
+
+def test_the_prediction_is_that_of_the_planner(tmp_path: Path) -> None:
+    story = SyntheticRun(tmp_path, world=4).start().steps(100)
+    story.end().close()
+    run = read_measured_run(tmp_path)
+    query = parse_query(given_texts(parse_qsl(measured_query(tmp_path))))
+    (shown,) = (one for one in planner_answer(query).answers if one.key == "goodput")
+    measured = format_quantity(run.spent_s["work"] / sum(run.spent_s.values()), "share")
+    assert predicted_sentence(run) == (
+        f"plan: {shown.figure} with the rates of this run, 0 failures; without its start {measured}"
+    )
+
+
+def test_no_prediction_outside_the_regime(tmp_path: Path) -> None:
+    SyntheticRun(tmp_path, world=4).start().steps(50).killed(1).steps(50).end().close()
+    assert "outside the regime" in predicted_sentence(read_measured_run(tmp_path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -40,18 +41,22 @@ class IncidentMark(NamedTuple):
 
 
 class TimeAxis(NamedTuple):
-    """The axis of time that all figures share."""
+    """The axis of time that all figures share.
+
+    `run_ns`: begin and end of a run, of which the axis shows a part; None: it cannot be zoomed.
+    """
 
     begin_ns: int
     end_ns: int
     marks: tuple[IncidentMark, ...]
+    run_ns: tuple[int, int] | None = None
 
     def share(self, t_ns: float) -> float:
         """Return a time's place, from 0 to 1."""
         return (t_ns - self.begin_ns) / max(1, self.end_ns - self.begin_ns)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return places and labels: durations since the begin."""
+        """Return places and labels: durations since the begin of the figure."""
         wall_s = (self.end_ns - self.begin_ns) / 1e9
         step_s = next(
             (s for s in _STEPS_S if wall_s / s <= TICKS), 86400 * math.ceil(wall_s / 432000)
@@ -90,7 +95,8 @@ def timeline(times: DrawnAccount, axis: TimeAxis) -> str:
         f'<text x="-6" y="{(row + 0.5) * each:.1f}" class="label end">{row * times.group}</text>'
         for row in _labelled(len(rows))
     ]
-    return _figure(axis, height, stretched("".join(shapes), height) + "".join(labels))
+    name = "use of time of each rank over time; the table below has the sums"
+    return _figure(axis, height, name, stretched("".join(shapes), height) + "".join(labels))
 
 
 def _closed(parts: Iterable[str], height: float) -> str:
@@ -131,8 +137,8 @@ def curve(t_ns: Integers, value: NDArray[np.float64], axis: TimeAxis, name: str,
         f'<text x="-6" y="{y}" class="label end">{value:.3g}</text>'
         for y, value in ((8, high), (CURVE_PX - 4, low))
     )
-    title = f"<title>{name} in {unit}, from {values[0]:.4g} to {values[-1]:.4g}</title>"
-    return _figure(axis, CURVE_PX, title + stretched(line, CURVE_PX) + labels)
+    title = f"{name} in {unit} over time, from {values[0]:.4g} to {values[-1]:.4g}"
+    return _figure(axis, CURVE_PX, title, stretched(line, CURVE_PX) + labels)
 
 
 def _connected(points: list[tuple[int, float]]) -> list[list[tuple[int, float]]]:
@@ -218,29 +224,38 @@ def bar(row: WaterfallRow) -> str:
 
 def stretched(shapes: str, height: float) -> str:
     return (
-        f'<svg viewBox="0 0 {X} {height:g}" preserveAspectRatio="none" width="100%"'
+        f'<svg class="shapes" viewBox="0 0 {X} {height:g}" preserveAspectRatio="none" width="100%"'
         f' height="{height:g}">{shapes}</svg>'
     )
 
 
-def _figure(axis: TimeAxis, height: float, inside: str) -> str:
-    """Return a figure with its ticks below and its incidents above."""
+def _figure(axis: TimeAxis, height: float, name: str, inside: str) -> str:
+    """Return a figure with its ticks below and its incidents above. `name`: of it, as text.
+
+    The page's script moves what has a place of its own (`at`), and the view of the shapes.
+    """
     ticks = "".join(
-        f'<line class="tick" x1="{100 * at:.2f}%" x2="{100 * at:.2f}%" y1="0" y2="{height:g}"/>'
-        f'<text x="{100 * at:.2f}%" y="{height + 13:g}" class="label'
-        f'{" end" if at > 0.95 else " middle" if at else ""}">{text}</text>'
+        f'<svg class="at" x="{100 * at:.2f}%"><line class="tick" y2="{height:g}"/>'
+        f'<text y="{height + 13:g}" class="label'
+        f'{" end" if at > 0.95 else " middle" if at else ""}">{text}</text></svg>'
         for at, text in axis.ticks()
     )
+    begin_ns, end_ns = axis.run_ns or (axis.begin_ns, axis.end_ns)
     marks = "".join(
-        f'<a href="#incident-{mark.number}"><line class="hit" x1="{100 * at:.2f}%"'
-        f' x2="{100 * at:.2f}%" y1="-16" y2="{height:g}"/><line class="mark" x1="{100 * at:.2f}%"'
-        f' x2="{100 * at:.2f}%" y1="-3" y2="{height:g}"/>'
-        f'<text class="number" x="{100 * at:.2f}%" y="-5">{mark.number}'
-        f"<title>{mark.text}</title></text></a>"
+        f'<svg class="at" x="{100 * axis.share(mark.t_ns):.2f}%"'
+        f' data-at="{(mark.t_ns - begin_ns) / 1e9:.3f}"><a href="#incident-{mark.number}"'
+        f' aria-label="incident {mark.number}"><line class="hit" y1="-16" y2="{height:g}"/>'
+        f'<line class="mark" y1="-3" y2="{height:g}"/><text class="number" y="-5">{mark.number}'
+        f"<title>{escape(mark.text)}</title></text></a></svg>"
         for mark in axis.marks
-        for at in [axis.share(mark.t_ns)]
     )
+    from_s, to_s, wall_s = (
+        (t_ns - begin_ns) / 1e9 for t_ns in (axis.begin_ns, axis.end_ns, end_ns)
+    )
+    zoomed = f' data-from="{from_s:.6f}" data-to="{to_s:.6f}" data-wall="{wall_s:.6f}"'
     return (
-        f'<svg class="figure" role="img" height="{height + 34:g}">'
-        f'<svg class="plot" y="16">{ticks}{inside}{marks}</svg></svg>'
+        f'<svg class="figure" role="group" aria-label="{escape(name)}" height="{height + 34:g}"'
+        f"{zoomed if axis.run_ns else ''}>"
+        f'<svg class="plot" y="16"><g class="ticks" data-height="{height:g}">{ticks}</g>'
+        f"{inside}{marks}</svg></svg>"
     )

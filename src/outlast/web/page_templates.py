@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+LATEST_S = 250_000_000_000  # in the year 9892
 _STYLES = ("page.css", "planner.css", "lake/lake.css", "comparison/comparison.css")
-_SCRIPTS = ("page.js", "planner.js", "lake/lake.js")
+_SCRIPTS = ("local_times.js", "page.js", "planner.js", "lake/lake.js")
 
 
 @cache
@@ -37,9 +40,18 @@ def _hash(name: str) -> str:
 @cache
 def environment() -> Environment:
     """Return the environment of the templates, which escapes every value."""
-    return Environment(
+    found = Environment(
         loader=PackageLoader("outlast.web", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
     )
+    found.filters["date"] = _date
+    return found
+
+
+def _date(t_ns: float) -> Markup:
+    """Format Unix nanoseconds as UTC; the page's script adds the reader's own time."""
+    at = datetime.fromtimestamp(min(t_ns / 1e9, LATEST_S), UTC)
+    iso, text = at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%a %d %b %Y, %H:%M UTC")
+    return Markup('<time datetime="{}">{}</time>').format(iso, text)

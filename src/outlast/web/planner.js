@@ -10,6 +10,7 @@ let isChanged = false;
 async function ask(part, query) {
   const response = await fetch(`/plan/${part}?${query}`);
   document.getElementById(part).innerHTML = await response.text();
+  localTimes(document.getElementById(part));
   return response.ok;
 }
 async function answer() {

@@ -54,6 +54,7 @@ class PlannerAnswer(NamedTuple):
     """Everything that the page shows beside its curves."""
 
     query: PlannerQuery
+    wall_s: float  # infinity: never
     answers: tuple[PageAnswer, ...]
     shares: list[WaterfallRow]
     lines: list[StrategyLine]
@@ -72,10 +73,11 @@ def planner_answer(query: PlannerQuery) -> PlannerAnswer:
             lines=(f"it {chosen.why}",),
             level="bad",
         )
-        return PlannerAnswer(query, (impossible,), [], lines, [])
+        return PlannerAnswer(query, math.inf, (impossible,), [], lines, [])
     best = cheapest(lines)
     return PlannerAnswer(
         query=query,
+        wall_s=chosen.predicted.wall_s,
         answers=_answers(query.scenario, chosen.predicted, best),
         shares=_shares(chosen.predicted),
         lines=lines,

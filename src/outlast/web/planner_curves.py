@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -73,8 +72,50 @@ def _point(
     )
 
 
-def draw_curves(curves: PlannerCurves) -> str:
-    """Draw goodput from 0 to 100 % over the logarithm of the axis."""
+class CurveScale(NamedTuple):
+    """Scale of the values of curves. `share`: of the height; None where a value is infinite.
+
+    `rows`: shares of the height, and their labels.
+    """
+
+    name: str
+    text: Callable[[Prediction], str]
+    share: Callable[[Prediction], float | None]
+    rows: list[tuple[float, str]]
+
+
+def goodput_scale() -> CurveScale:
+    """Return the scale of goodput, from 0 to 100 %."""
+    return CurveScale(
+        "goodput",
+        lambda of: format_quantity(of.outcome.goodput, "share"),
+        lambda of: of.outcome.goodput,
+        [(part / 100, f"{part} %") for part in range(0, 101, 25)],
+    )
+
+
+def dollars_scale(curves: PlannerCurves) -> CurveScale:
+    """Return the logarithmic scale of dollars, in whole powers of ten."""
+    every = [of.usd for point in (*curves.points, curves.here) for of in point.predicted.values()]
+    known = [usd for usd in every if 0 < usd < math.inf] or [1.0]
+    low = math.floor(math.log10(min(known)))
+    high = max(low + 1, math.ceil(math.log10(max(known))))
+
+    def share(of: Prediction) -> float | None:
+        if math.isinf(of.usd):
+            return None
+        power = math.log10(of.usd) if of.usd > 0 else low
+        return min(1.0, max(0.0, (power - low) / (high - low)))
+
+    rows = [
+        ((power - low) / (high - low), format_quantity(10.0**power, "USD"))
+        for power in range(low, high + 1, math.ceil((high - low) / 5))
+    ]
+    return CurveScale("dollars", lambda of: format_quantity(of.usd, "USD"), share, rows)
+
+
+def draw_curves(curves: PlannerCurves, scale: CurveScale) -> str:
+    """Draw values of all strategies over the logarithm of the axis."""
     points = curves.points
     low, high = math.log(points[0].value), math.log(points[-1].value)
 
@@ -84,19 +125,20 @@ def draw_curves(curves: PlannerCurves) -> str:
     lines = "".join(
         f'<polyline class="curve {strategy}" points="{places}"/>'
         for strategy in reversed(STRATEGIES)  # dashes are on top where curves meet
-        for places in _places(strategy, points, share)
+        for places in _places(strategy, points, share, scale)
     )
     ticks = [(share(point.value), point.text) for point in points[:: math.ceil(len(points) / 6)]]
     here = 100 * share(curves.here.value)
     marks = "".join(
-        f'<circle class="{strategy}" cx="{here:.2f}%" cy="{HEIGHT * (1 - of.outcome.goodput):.1f}"'
-        f' r="4"><title>{strategy}: {format_quantity(of.outcome.goodput, "share")}</title></circle>'
+        f'<circle class="{strategy}" cx="{here:.2f}%" cy="{HEIGHT * (1 - up):.1f}"'
+        f' r="4"><title>{strategy}: {scale.text(of)}</title></circle>'
         for strategy, of in curves.here.predicted.items()
+        if (up := scale.share(of)) is not None
     )
     return (
-        f'<svg class="figure" role="img" height="{HEIGHT + 34}">'
-        f"<title>goodput of each strategy over {curves.axis}; its values are in the table</title>"
-        f'<svg class="plot" y="10">{_grid(ticks)}'
+        f'<svg class="figure" role="img" height="{HEIGHT + 34}" aria-label="{scale.name} of each'
+        f' strategy over {curves.axis}; its values are in the table">'
+        f'<svg class="plot" y="10">{_grid(ticks, scale.rows)}'
         f'<svg viewBox="0 0 {X} {HEIGHT}" preserveAspectRatio="none" width="100%"'
         f' height="{HEIGHT}">{lines}</svg>'
         f'<line class="mark" x1="{here:.2f}%" x2="{here:.2f}%" y1="0" y2="{HEIGHT}"/>{marks}'
@@ -104,14 +146,14 @@ def draw_curves(curves: PlannerCurves) -> str:
     )
 
 
-def _grid(ticks: Sequence[tuple[float, str]]) -> str:
-    rows = "".join(
+def _grid(ticks: Sequence[tuple[float, str]], rows: Sequence[tuple[float, str]]) -> str:
+    lines = "".join(
         f'<line class="tick" x1="0" x2="100%" y1="{y:g}" y2="{y:g}"/>'
-        f'<text class="label end" x="-6" y="{y:g}">{100 - part} %</text>'
-        for part in range(0, 101, 25)
-        for y in [HEIGHT * part / 100]
+        f'<text class="label end" x="-6" y="{y:g}">{text}</text>'
+        for share, text in rows
+        for y in [HEIGHT * (1 - share)]
     )
-    return rows + "".join(
+    return lines + "".join(
         f'<line class="tick" x1="{100 * at:.2f}%" x2="{100 * at:.2f}%" y1="0" y2="{HEIGHT}"/>'
         f'<text class="label{" end" if at > 0.95 else " middle" if at else ""}"'
         f' x="{100 * at:.2f}%" y="{HEIGHT + 15}">{text}</text>'
@@ -120,16 +162,18 @@ def _grid(ticks: Sequence[tuple[float, str]]) -> str:
 
 
 def _places(
-    strategy: Strategy, points: Sequence[CurvePoint], share: Callable[[float], float]
+    strategy: Strategy,
+    points: Sequence[CurvePoint],
+    share: Callable[[float], float],
+    scale: CurveScale,
 ) -> list[str]:
-    """Return the places of a curve, divided where it is impossible."""
-    parts = groupby(points, key=lambda point: strategy in point.predicted)
-    return [
-        " ".join(
-            f"{X * share(point.value):.1f}"
-            f",{HEIGHT * (1 - point.predicted[strategy].outcome.goodput):.1f}"
-            for point in part
-        )
-        for is_possible, part in parts
-        if is_possible
-    ]
+    """Return the places of a curve, divided where it is impossible or infinite."""
+    places: list[str] = [""]
+    for point in points:
+        of = point.predicted.get(strategy)
+        up = scale.share(of) if of else None
+        if up is None:
+            places.append("")
+        else:
+            places[-1] += f" {X * share(point.value):.1f},{HEIGHT * (1 - up):.1f}"
+    return [part.strip() for part in places if part]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -15,7 +16,12 @@ from outlast.plan.model.rates import presets
 from outlast.web import page_figures
 from outlast.web.page_templates import asset, content_policy, environment
 from outlast.web.planner_answer import PlannerAnswer
-from outlast.web.planner_curves import PlannerCurves, draw_curves
+from outlast.web.planner_curves import (
+    PlannerCurves,
+    dollars_scale,
+    draw_curves,
+    goodput_scale,
+)
 from outlast.web.planner_form import other_inputs, sliders
 from outlast.web.planner_query import STRATEGY, PlannerQuery
 
@@ -82,5 +88,8 @@ def _globals() -> dict[str, object]:
         "bar": page_figures.bar,
         "command": _command,
         "draw": draw_curves,
+        "dollars": dollars_scale,
+        "goodput": goodput_scale,
         "infinity": math.inf,
+        "now_ns": time.time_ns,
     }

@@ -48,6 +48,7 @@ class PageAnswer(msgspec.Struct, frozen=True, kw_only=True):
     figure: str
     lines: tuple[str, ...]
     level: Level
+    at_ns: int | None = None  # a time that it is about, as a date
 
 
 class StepTimes(NamedTuple):
@@ -92,14 +93,19 @@ def answers(
     now_ns: int,
     life: Life,
     price_per_hour: float = 0.0,
+    predicted: str = "",
 ) -> tuple[PageAnswer, ...]:
-    """Answer the five questions. `price_per_hour`: dollars an hour of the whole job; 0: unknown."""
+    """Answer the five questions.
+
+    `price_per_hour`: dollars an hour of the whole job; 0: unknown. `predicted`: sentence on what
+    the planner has for the run.
+    """
     return (
         _training(events, summary, times, now_ns, life),
-        _speed(summary, times),
+        _speed(summary, times, predicted),
         _broken(summary, run_incidents),
         _safety(events, summary, now_ns),
-        _finish(summary, times, price_per_hour),
+        _finish(summary, times, price_per_hour, now_ns),
     )
 
 
@@ -156,7 +162,7 @@ def _activity(
     return [*last, "computing", *where], "plain" if unknown else "good"
 
 
-def _speed(summary: RunSummary, times: StepTimes) -> PageAnswer:
+def _speed(summary: RunSummary, times: StepTimes, predicted: str) -> PageAnswer:
     lines = []
     if summary.goodput is not None:
         lines.append(f"goodput {percentage(summary.goodput)} of {plural(summary.world, 'rank')}")
@@ -170,6 +176,8 @@ def _speed(summary: RunSummary, times: StepTimes) -> PageAnswer:
     lost_s = sum(summary.buckets_s[bucket] for bucket in ("lost", "recovery", "down"))
     if summary.world and lost_s:
         lines.append(f"{duration(lost_s / summary.world)} lost to failures, on each rank")
+    if predicted:
+        lines.append(predicted)
     return PageAnswer(
         key="speed",
         question="How well?",
@@ -230,25 +238,27 @@ def _safety(events: Sequence[AnyEvent], summary: RunSummary, now_ns: int) -> Pag
     )
 
 
-def _finish(summary: RunSummary, times: StepTimes, price_per_hour: float) -> PageAnswer:
+def _finish(
+    summary: RunSummary, times: StepTimes, price_per_hour: float, now_ns: int
+) -> PageAnswer:
     spent = f"{duration(summary.wall_s)} so far"
     dollars = f", ${price_per_hour * summary.wall_s / 3600:,.0f}" if price_per_hour else ""
     lines = [spent + dollars]
-    figure = "unknown"
+    figure, at_ns = "unknown", None
     if summary.exit_code is not None:
         figure = "ended"
     elif summary.steps is not None and summary.steps_total and len(times.lasted_s):
         rest = max(0, summary.steps_total - summary.steps)
         ettr = max(summary.ettr or 0.0, 0.01)
         low_s, high_s = times.band_s()
-        figure = f"in {duration(rest * times.median_s(TREND_SHARE) / ettr)}"
+        rest_s = rest * times.median_s(TREND_SHARE) / ettr
+        figure, at_ns = f"in {duration(rest_s)}", now_ns + round(rest_s * 1e9)
         lines.append(
             f"{duration(rest * low_s)} to {duration(rest * high_s / ettr)}: quartiles of the newest"
             " steps, without failures and at this ETTR"
         )
         if price_per_hour:
-            cost = price_per_hour * rest * times.median_s(TREND_SHARE) / ettr / 3600
-            lines.append(f"${cost:,.0f} more")
+            lines.append(f"${price_per_hour * rest_s / 3600:,.0f} more")
     elif summary.exit_code is None:
         lines.append("the script sets no last step")
     return PageAnswer(
@@ -257,4 +267,5 @@ def _finish(summary: RunSummary, times: StepTimes, price_per_hour: float) -> Pag
         figure=figure,
         lines=tuple(lines),
         level="plain",
+        at_ns=at_ns,
     )

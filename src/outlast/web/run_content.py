@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outlast.errors import CorruptionError
+from outlast.errors import RunDirError, UsageError
 from outlast.events import (
     AnyEvent,
     CheckpointSaved,
@@ -21,16 +21,26 @@ from outlast.events import (
     WorkerSeated,
     WorkerSpawned,
 )
+from outlast.plan.model.measured_run import measure_run
 from outlast.telemetry.event_store import EventReader, Life, life_of
 from outlast.telemetry.history.event_columns import Integers, last_of_each
-from outlast.telemetry.history.growing_account import DrawnAccount, GrowingAccount
+from outlast.telemetry.history.growing_account import (
+    COLUMNS_MAX,
+    ROWS_MAX,
+    DrawnAccount,
+    GrowingAccount,
+    drawn_account,
+)
 from outlast.telemetry.history.incident_course import Incident
 from outlast.telemetry.history.phase_blocks import IncidentReader, incidents
 from outlast.telemetry.history.run_history import RunHistory
+from outlast.telemetry.history.time_buckets import TimeAccount, TimeTotals
 from outlast.telemetry.incident_explanation import story
 from outlast.telemetry.job_progress import changed_findings
 from outlast.telemetry.run_summary import RunSummary, summarise_history
 from outlast.telemetry.segment_files import SegmentDamage, segment_paths
+from outlast.telemetry.time_accounting import account
+from outlast.web.planner_link import predicted_sentence
 from outlast.web.run_answers import (
     PageAnswer,
     StepTimes,
@@ -42,7 +52,7 @@ from outlast.web.run_answers import (
 
 REFRESH_S = 1.0
 SHARE = 20  # a page is computed anew after this many times its own computation
-LOG_BYTES = 64 << 10
+FINE_COLUMNS_MAX, FINE_CELLS = 4800, 64_000  # of rows and columns, at most 20 bytes each
 
 
 class WorkerLine(NamedTuple):
@@ -71,12 +81,13 @@ class LossCurve(NamedTuple):
 
 
 class RunContent(NamedTuple):
-    """Everything that the page of a run shows."""
+    """Everything that the page of a run shows. `totals`: of the run; `times`: of what is drawn."""
 
     summary: RunSummary
     life: Life
     now_ns: int
     answers: tuple[PageAnswer, ...]
+    totals: TimeTotals
     times: DrawnAccount
     stories: list[IncidentStory]
     steps: StepTimes
@@ -103,9 +114,12 @@ def content(
     now_ns: int,
     life: Life,
     price_per_hour: float = 0.0,
+    predicted: str = "",
     sums: RunSums | None = None,
 ) -> RunContent:
-    """Compute the content from the history of a run. `sums`: of it, as it was read before.
+    """Compute the content from the history of a run.
+
+    `predicted`: sentence on what the planner has for it; `sums`: of it, as it was read before.
 
     Raises CorruptionError when the times do not add up, RunDirError without a start.
     """
@@ -122,8 +136,16 @@ def content(
         life=life,
         now_ns=now_ns,
         answers=answers(
-            events, summary, found, steps, now_ns=now_ns, life=life, price_per_hour=price_per_hour
+            events,
+            summary,
+            found,
+            steps,
+            now_ns=now_ns,
+            life=life,
+            price_per_hour=price_per_hour,
+            predicted=predicted,
         ),
+        totals=times.totals,
         times=times,
         stories=[IncidentStory(incident, story(incident, life)) for incident in found],
         steps=steps,
@@ -154,23 +176,6 @@ def _workers(events: Sequence[AnyEvent]) -> list[WorkerLine]:
             lost = event.fault.detail or event.fault.kind
             lines[event.worker] = lines[event.worker]._replace(lost=lost)
     return sorted(lines.values(), key=lambda line: (bool(line.lost), line.rank < 0, line.rank))
-
-
-def _renewed(
-    known: RunContent, history: RunHistory, now_ns: int, price_per_hour: float
-) -> RunContent:
-    """Return a content as of now. No event has come since."""
-    found = [story.incident for story in known.stories]
-    renewed = answers(
-        history.events,
-        known.summary,
-        found,
-        known.steps,
-        now_ns=now_ns,
-        life=known.life,
-        price_per_hour=price_per_hour,
-    )
-    return known._replace(now_ns=now_ns, answers=renewed)
 
 
 class RunOverview(NamedTuple):
@@ -245,6 +250,8 @@ class RunReading:
         self._reader = EventReader(self.run_dir, self._damages.append)
         self._history = RunHistory()
         self._sums = RunSums(GrowingAccount(), IncidentReader())
+        self._predicted, self._predicted_of = "", -1
+        self._divided: tuple[RunContent, TimeAccount] | None = None  # while a window is shown
 
     def _read_on(self) -> None:
         life = life_of(self.run_dir, self._history.events)
@@ -252,7 +259,7 @@ class RunReading:
         new = self._history.read(self._reader, last=life == "died")
         known = self._content
         if known and not new and life == known.life and damages == len(self._damages):
-            self._content = _renewed(known, self._history, time.time_ns(), self._price_per_hour)
+            self._content = self._renewed(known)
         elif self._history.count:
             self._content = content(
                 self._history,
@@ -261,29 +268,76 @@ class RunReading:
                 now_ns=time.time_ns(),
                 life=life,
                 price_per_hour=self._price_per_hour,
+                predicted=self._predicted,
                 sums=self._sums,
             )
 
-    def log_tail(self, rank: int) -> str:
-        """Return the last lines that the newest worker of a rank has written to stderr and stdout.
+    def _renewed(self, known: RunContent) -> RunContent:
+        """Return a content as of now. No event has come since."""
+        now_ns = time.time_ns()
+        renewed = answers(
+            self._history.events,
+            known.summary,
+            [story.incident for story in known.stories],
+            known.steps,
+            now_ns=now_ns,
+            life=known.life,
+            price_per_hour=self._price_per_hour,
+            predicted=self._predicted,
+        )
+        return known._replace(now_ns=now_ns, answers=renewed)
 
-        Raises CorruptionError where the file leads out of the run directory.
+    def window(self, begin_s: float, end_s: float) -> RunContent | None:
+        """Return the content with the times and curves between two times since the run's begin.
+
+        None before its start. Raises as `refresh`, and UsageError where the run has no such time.
         """
-        root = (self.run_dir / "logs").resolve()
-        tails = []
-        for stream in ("stdout", "stderr"):
-            paths = sorted(
-                root.glob(f"{rank}/*/{stream}.log"), key=lambda path: path.stat().st_mtime
+        known = self.refresh()
+        if known is None:
+            return None
+        totals = known.totals
+        begin_ns, end_ns = (totals.begin_ns + round(s * 1e9) for s in (begin_s, end_s))
+        begin_ns, end_ns = max(begin_ns, totals.begin_ns), min(end_ns, totals.end_ns)
+        if begin_ns >= end_ns:
+            raise UsageError(
+                f"the run has no time between {begin_s:g} and {end_s:g} s after its begin"
             )
-            if not paths:
-                continue
-            path = paths[-1].resolve()
-            if not path.is_relative_to(root):
-                raise CorruptionError(
-                    f"{paths[-1]} leads out of the run directory; it is not shown"
-                )
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - LOG_BYTES))
-                text = file.read(LOG_BYTES).decode(errors="replace")
-            tails.append(f"{paths[-1].parent.name} {stream}:\n{text}")
-        return "\n".join(tails)
+        with self._lock:
+            if self._divided is None or self._divided[0] is not known:
+                self._divided = known, account(self._history, running=known.life == "running")
+            times = drawn_account(self._divided[1].between(begin_ns, end_ns))
+        loss, steps = known.loss, known.steps
+        reported = np.flatnonzero((loss.t_ns >= begin_ns) & (loss.t_ns <= end_ns))
+        done = np.flatnonzero((steps.ends_ns >= begin_ns) & (steps.ends_ns <= end_ns))
+        return known._replace(
+            times=times,
+            loss=LossCurve(loss.t_ns[reported], loss.loss[reported], loss.step[reported]),
+            steps=StepTimes(steps.ends_ns[done], steps.lasted_s[done], steps.step[done]),
+        )
+
+    def predict(self) -> str:
+        """Return the prediction for the run, which its content has from now on."""
+        known = self.refresh()
+        with self._lock:
+            if known is not None and self._predicted_of != len(self._history.events):
+                times = account(self._history, running=known.life == "running")
+                try:
+                    measured = measure_run(self._history, times, known.summary)
+                    self._predicted = predicted_sentence(measured)
+                except RunDirError:  # no time has passed
+                    self._predicted = ""
+                self._predicted_of = len(self._history.events)
+            if self._content is not None:
+                self._content = self._renewed(self._content)
+            return self._predicted
+
+    def finest(self) -> RunContent | None:
+        """Return the content with as fine columns as a file has room for. Raises as `refresh`."""
+        self.predict()
+        known = self.refresh()
+        if known is None:
+            return None
+        whole = account(self._history, running=known.life == "running")
+        rows = min(whole.seats, ROWS_MAX)
+        columns_max = max(COLUMNS_MAX, min(FINE_COLUMNS_MAX, FINE_CELLS // max(1, rows)))
+        return known._replace(times=drawn_account(whole, columns_max))

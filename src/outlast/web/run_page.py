@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from outlast import __version__
@@ -26,6 +26,9 @@ PARTS = (
 )
 
 
+ZOOMED = ("timeline", "curves")  # parts whose axis of time can be zoomed
+
+
 def axis_of(content: RunContent) -> TimeAxis:
     """Return the axis of time of a run's figures, with its incidents."""
     times = content.times.totals
@@ -34,14 +37,17 @@ def axis_of(content: RunContent) -> TimeAxis:
         for incident, _ in content.stories
         if times.begin_ns <= incident.t_ns <= times.end_ns
     ]
-    return TimeAxis(times.begin_ns, times.end_ns, tuple(marks))
+    run_ns = (content.totals.begin_ns, content.totals.end_ns)
+    return TimeAxis(times.begin_ns, times.end_ns, tuple(marks), run_ns)
 
 
-def render_parts(content: RunContent, logs: str = "") -> dict[str, str]:
-    """Return the parts of the page by name. `logs`: where the server has the logs of ranks."""
+def render_parts(
+    content: RunContent, logs: str = "", names: Sequence[str] = PARTS
+) -> dict[str, str]:
+    """Return parts of the page by name. `logs`: where the server has the logs of ranks."""
     template = environment().get_template("run_parts.html.j2", globals=_globals())
     module = template.make_module({"logs": logs})
-    return {part: str(getattr(module, part)(content)) for part in PARTS}
+    return {part: str(getattr(module, part)(content)) for part in names}
 
 
 def status(content: RunContent) -> str:
@@ -58,10 +64,11 @@ def render_page(
     index: str = "",
     logs: str = "",
     plan: str = "",
+    where: str = "",
 ) -> str:
     """Return the page. `stream`: where the server sends changes; "": the page stays as it is.
 
-    `index`, `logs`, `plan`: where the server has them; "": nowhere.
+    `index`, `logs`, `plan`: where the server has them; `where`: parts on request; "": nowhere.
     """
     return (
         environment()
@@ -74,8 +81,9 @@ def render_page(
             stream=stream,
             index=index,
             plan=plan,
+            where=where,
             style=asset("page.css"),
-            script_text=asset("page.js"),
+            scripts=(asset("local_times.js"), asset("page.js")),
             policy=content_policy(),
             version=__version__,
         )
@@ -95,10 +103,10 @@ def _globals() -> dict[str, Callable[..., Any]]:
     return {
         "ago": lambda t_ns, content: f"{duration(max(0, content.now_ns - t_ns) / 1e9)} ago",
         "bar": page_figures.bar,
-        "buckets": lambda content: [b for b in BUCKETS if content.times.totals.totals_ns[b]],
+        "buckets": lambda content: [b for b in BUCKETS if content.totals.totals_ns[b]],
         "draw_curves": _curves,
         "draw_timeline": lambda content: page_figures.timeline(content.times, axis_of(content)),
-        "draw_waterfall": lambda content: page_figures.waterfall(content.times.totals),
+        "draw_waterfall": lambda content: page_figures.waterfall(content.totals),
         "duration": duration,
         "headline": headline,
         "percentage": percentage,

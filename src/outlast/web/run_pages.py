@@ -13,6 +13,7 @@ import anyio
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
+    JSONResponse,
     PlainTextResponse,
     RedirectResponse,
     Response,
@@ -26,11 +27,13 @@ from outlast.text_formatting import plural
 from outlast.web.comparison.comparison_page import ComparedRun, render_comparison
 from outlast.web.comparison.run_settings import read_settings
 from outlast.web.planner_link import measured_query
+from outlast.web.rank_log import RankLog
 from outlast.web.run_content import REFRESH_S, RunContent, RunReading
-from outlast.web.run_page import render_index, render_page, render_parts, status
+from outlast.web.run_page import ZOOMED, render_index, render_page, render_parts, status
 
 T = TypeVar("T")
 RUNS_MAX = 1_000
+SECONDS_MAX = 1e10  # of a run
 VIEWERS_MAX = 200  # streams at once
 NAME_MAX = 255
 
@@ -76,7 +79,10 @@ class RunPages:
             Route("/", self.first),
             Route("/runs/{name}", self.page),
             Route("/runs/{name}/stream", self.stream),
+            Route("/runs/{name}/window", self.window),
             Route("/runs/{name}/logs/{rank:int}", self.log),
+            Route("/runs/{name}/logs/{rank:int}/{follow}", self.log),
+            Route("/runs/{name}/predicted", self.predicted),
             Route("/runs/{name}/plan", self.plan),
             Route("/compare", self.compare),
         ]
@@ -105,8 +111,33 @@ class RunPages:
         stream = f"{where}/stream" if content.summary.exit_code is None else ""
         logs = f"{where}/logs/"
         plan = f"{where}/plan"
-        html = render_page(content, name, stream=stream, index=index, logs=logs, plan=plan)
+        html = render_page(
+            content,
+            name,
+            stream=stream,
+            index=index,
+            logs=logs,
+            plan=plan,
+            where=where,
+        )
         return HTMLResponse(html)
+
+    async def window(self, request: Request) -> Response:
+        """Serve the figures of a part of a run's time, as JSON of their parts of the page."""
+        name = request.path_params["name"]
+        if name not in self._runs:
+            return PlainTextResponse("no such run", 404)
+        begin_s, end_s = (_seconds(request.query_params.get(key, "")) for key in ("from", "to"))
+        if begin_s is None or end_s is None:
+            return PlainTextResponse("`from` and `to` are seconds since the run's begin", 400)
+
+        def between(reading: RunReading) -> RunContent | None:
+            return reading.window(begin_s, end_s)
+
+        content = await self._computed(name, between)
+        if isinstance(content, str):
+            return PlainTextResponse(content, 503)
+        return JSONResponse(render_parts(content, names=ZOOMED))
 
     async def plan(self, request: Request) -> Response:
         """Lead to the planner with the rates of a run."""
@@ -197,11 +228,53 @@ class RunPages:
         name, rank = request.path_params["name"], request.path_params["rank"]
         if name not in self._runs or isinstance(await self._content(name), str):
             return PlainTextResponse("no such run", 404)
+        log = RankLog(self._runs[name], rank)
         try:
-            text = await anyio.to_thread.run_sync(self._readings[name].log_tail, rank)
+            text = await anyio.to_thread.run_sync(log.read_on)
         except (OSError, CorruptionError) as error:
             return PlainTextResponse(f"the log of rank {rank} cannot be read: {error}", 404)
-        return PlainTextResponse(text or f"rank {rank} has written nothing\n")
+        if not request.path_params.get("follow"):
+            return PlainTextResponse(text or f"rank {rank} has written nothing\n")
+        if self._viewers >= VIEWERS_MAX:
+            return PlainTextResponse(f"{VIEWERS_MAX} pages are open already", 503)
+        return StreamingResponse(self._followed(name, log, text), media_type="text/plain")
+
+    async def _followed(self, name: str, log: RankLog, text: str) -> AsyncIterator[str]:
+        """Yield what a rank writes, until its run has ended."""
+        self._viewers += 1
+        try:
+            while True:
+                yield text
+                content = await self._content(name)
+                has_ended = not isinstance(content, str) and content.summary.exit_code is not None
+                await anyio.sleep(REFRESH_S)
+                text = await anyio.to_thread.run_sync(log.read_on)
+                if has_ended and not text:
+                    return
+        except (OSError, CorruptionError) as error:
+            yield f"the log cannot be read: {error}\n"
+        finally:
+            self._viewers -= 1
+
+    async def predicted(self, request: Request) -> Response:
+        """Serve the answers of a run's page, with what the planner predicts for it."""
+        name = request.path_params["name"]
+        if name not in self._runs:
+            return PlainTextResponse("no such run", 404)
+        predicted = await self._computed(name, RunReading.predict)
+        content = await self._content(name)
+        if isinstance(content, str):
+            return PlainTextResponse(content, 503)
+        return JSONResponse(render_parts(content, names=("answers",)) if predicted else {})
+
+
+def _seconds(text: str) -> float | None:
+    """Return a number of seconds that a request gives; None where it is none."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if abs(seconds) < SECONDS_MAX else None
 
 
 def _check_pair(pairs: list[tuple[str, str]]) -> None:

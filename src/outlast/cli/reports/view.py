@@ -92,7 +92,7 @@ def _export(path: Path, runs: dict[str, Path], export: Path, price_per_hour: flo
     if len(runs) > 1:
         raise UsageError(f"--export writes the page of one run, and {path} holds {len(runs)}")
     ((name, run_dir),) = runs.items()
-    content = RunReading(run_dir, price_per_hour).refresh()
+    content = RunReading(run_dir, price_per_hour).finest()
     if content is None:
         raise RunDirError(f"{run_dir} has written no events yet")
     write_new(export, render_page(content, name), "--export")

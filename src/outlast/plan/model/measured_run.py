@@ -63,8 +63,15 @@ def read_measured_run(run_dir: Path) -> MeasuredRun:
     life = life_of(run_dir, history.events)
     times = account(history, running=life == "running")
     summary = summarise_history(history, run_dir, damages, life=life, times=times)
+    return measure_run(history, times, summary)
+
+
+def measure_run(history: RunHistory, times: TimeAccount, summary: RunSummary) -> MeasuredRun:
+    """Return the figures of a run from its history. Raises RunDirError where no time has passed."""
     if not times.wall_ns:
-        raise RunDirError(f"{run_dir}: no time has passed in this run; nothing can be compared")
+        raise RunDirError(
+            f"{summary.run_dir}: no time has passed in this run; nothing can be compared"
+        )
     outside_s = _outside_s(times)
     spent_s = _spent_s(summary, outside_s) if summary.goodput is not None else {}
     count = sum(cause.count for cause in summary.causes.values())

@@ -102,6 +102,13 @@ class TimeAccount(TimeTotals):
             begin_ns=self.begin_ns, end_ns=self.end_ns, seats=self.seats, totals_ns=self.totals_ns
         )
 
+    def between(self, begin_ns: int, end_ns: int) -> TimeAccount:
+        """Return the account of a part of the time."""
+        begin, end = (np.clip(edge, begin_ns, end_ns) for edge in self.claims[:2])
+        kept = np.flatnonzero(begin < end)
+        claims = Claims(begin[kept], end[kept], self.claims.code[kept])
+        return account_of([(claims, self.seat[kept])], begin_ns, end_ns, self.seats)
+
     @property
     def lanes(self) -> list[RankLane]:
         """Time of each seat."""
