@@ -32,6 +32,21 @@ def test_a_trace_has_all_time_of_all_ranks(tmp_path: Path) -> None:
     assert {event["ph"] for event in events} <= {"X", "M", "i"}
 
 
+def test_copies_of_state_have_lanes_by_pairs_of_ranks(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    story = SyntheticRun(run, world=4, spares=1).start().steps(5).killed(2).steps(5).killed(2)
+    story.steps(2).end().close()
+    out = tmp_path / "trace.json"
+    assert main(["trace", str(run), "--out", str(out)]) == 0
+    events = [one for one in json.loads(out.read_text())["traceEvents"] if one["pid"] == 2]
+    names = [one["args"]["name"] for one in events if one["ph"] == "M"]
+    assert names[0] == "copies of state" and set(names[1:]) == {"rank 3 to rank 2"}
+    first, second = [one for one in events if one["ph"] == "X"]
+    assert first["args"]["incident"] == 1 and second["args"]["incident"] == 2
+    assert first["dur"] > 0 and first["args"]["bytes"] > 0
+    assert first["ts"] + first["dur"] <= second["ts"]
+
+
 def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
     SyntheticRun(tmp_path / "run", world=2).start().steps(2).end().close()
     (tmp_path / "trace.json").write_text("mine")

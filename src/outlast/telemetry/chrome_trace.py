@@ -6,25 +6,27 @@ microseconds since the run's begin.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from outlast.events import AnyEvent, CheckpointSaved, Drained, Warned, WorkerSeated
+from outlast.events import AnyEvent, CheckpointSaved, Drained, Transferred, Warned, WorkerSeated
 from outlast.telemetry.history.incident_course import PHASES, Incident
 from outlast.telemetry.history.phase_blocks import incidents
 from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.history.time_buckets import TimeAccount
 from outlast.telemetry.run_board import headline
 from outlast.telemetry.time_accounting import account
-from outlast.text_formatting import warning
+from outlast.text_formatting import size, warning
 
 _JOB = 0  # process of what concerns all ranks
 _RANKS = 1
+_COPIES = 2  # of state, from rank to rank
 _US = 1_000
 
 
 def trace_events(history: RunHistory, *, running: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace: each rank's time, incidents with their phases, saves, findings.
+    """Yield the events of a trace: each rank's time, incidents with their phases, saves, findings,
+    and copies of state.
 
     Raises RunDirError and CorruptionError as `account` does.
     """
@@ -42,6 +44,7 @@ def trace_events(history: RunHistory, *, running: bool = False) -> Iterator[dict
         yield from _incident(incident, times)
     for event in history.events:
         yield from _event(event, times)
+    yield from _copies(history.events, times)
 
 
 def _incident(incident: Incident, times: TimeAccount) -> Iterator[dict[str, Any]]:
@@ -71,6 +74,25 @@ def _event(event: AnyEvent, times: TimeAccount) -> Iterator[dict[str, Any]]:
             yield _instant(f"{event.worker} joins", _RANKS, event.seat, event.t_ns, times, "t")
         case _:
             pass
+
+
+def _copies(events: Iterable[AnyEvent], times: TimeAccount) -> Iterator[dict[str, Any]]:
+    """Yield a lane for each pair of ranks between which state was copied in recoveries."""
+    lanes: dict[tuple[int, int], int] = {}
+    for event in events:
+        if not isinstance(event, Transferred):
+            continue
+        pair = (event.donor, event.joiner)
+        if not lanes:
+            yield _name("process_name", _COPIES, 0, "copies of state")
+        if pair not in lanes:
+            lanes[pair] = len(lanes)
+            name = f"rank {event.donor} to rank {event.joiner}"
+            yield _name("thread_name", _COPIES, lanes[pair], name)
+        begin_ns = event.t_ns - round(event.seconds * 1e9)
+        about = {"bytes": event.size_bytes, "incident": event.incident}
+        text = f"{size(event.size_bytes)} for generation {event.generation}"
+        yield _span(text, _COPIES, lanes[pair], begin_ns, event.t_ns, times, about)
 
 
 def _span(

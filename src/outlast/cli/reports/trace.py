@@ -18,7 +18,7 @@ def trace(run_dir: Path, *, out: Path | None = None) -> int:
     """Write a run as a trace, which Perfetto opens.
 
     https://ui.perfetto.dev and chrome://tracing show it: each rank's time,
-    incidents with their phases, checkpoints and findings.
+    incidents with their phases, checkpoints, findings and copies of state.
 
     Parameters
     ----------
