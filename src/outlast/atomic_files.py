@@ -7,8 +7,11 @@ A test (tests/tidy/test_calls.py) holds all other modules to these functions.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,10 +52,11 @@ def open_draft(target: Path, *, new: bool = False, durable: bool = True) -> Iter
             only where a loss with the machine is of no importance.
 
     Raises:
-        OSError: the draft could not be written, synced or renamed.
+        OSError: the draft could not be written, synced or renamed, or `target` is a device.
         UsageError: with `new`, `target` exists.
     """
     target = target.absolute()
+    _refuse_device(target)
     draft = draft_path(target)
     try:
         yield draft
@@ -68,6 +72,14 @@ def open_draft(target: Path, *, new: bool = False, durable: bool = True) -> Iter
         raise
     if durable:
         sync(target.parent)
+
+
+def _refuse_device(target: Path) -> None:
+    """Raise OSError where a rename would replace a device, a pipe or a socket: root could."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        mode = target.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+            raise OSError(errno.EINVAL, "a device, a pipe or a socket is not replaced")
 
 
 def _remove(draft: Path) -> None:

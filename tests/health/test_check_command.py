@@ -360,7 +360,8 @@ def test_metrics_that_cannot_be_written_change_no_verdict(
     ("flags", "why"),
     [
         (["--metrics-file=no/such/check.prom"], "its directory is missing; nothing was checked"),
-        (["--metrics-file=."], "a file is needed, and no directory; nothing was checked"),
+        (["--metrics-file=."], "is no plain file now (a directory, a device, a link)"),
+        (["--metrics-file=/dev/stdout"], "is no plain file now"),
         (["--metrics-file=x.prom", "--replay=x"], "does not examine this machine"),
         (["--metrics-file=x.prom", "--learn=x"], "excludes all flags"),
     ],
@@ -376,3 +377,9 @@ def test_metrics_files_that_cannot_be(
     assert main(["check", *flags]) == 2
     assert why in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_replaces_no_pipe(tmp_path: Path, own: Any) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main([*own("healthy"), "--record", str(tmp_path / "pipe")]) == 1
+    assert (tmp_path / "pipe").is_fifo()

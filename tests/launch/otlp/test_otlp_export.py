@@ -110,7 +110,8 @@ def test_incidents_wait_for_a_receiver_and_are_sent_once(tmp_path: Path) -> None
         run, metrics = metrics_of(tmp_path)
         show(metrics, EventReader(tmp_path / "run"), run)
         server.answers = [400, 400]  # metrics and spans
-        exporter = OtlpExporter(read_otlp_target(server.url, {}), metrics, str, every_s=0.05)
+        exporter = OtlpExporter(read_otlp_target(server.url, {}), str, every_s=0.05)
+        exporter.begin(metrics)
         server.wait(6)
         lost = exporter.close()
         names = [span.name for span in server.spans()]

@@ -12,6 +12,7 @@ from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.cli.main import main
 from outlast.errors import StorageError, UsageError
+from outlast.events import Metrics
 from outlast.telemetry.loggers import metric_logs
 from outlast.telemetry.loggers.run_log import log_run
 
@@ -204,6 +205,16 @@ def test_trackio_has_one_run_with_each_step_once(
     assert storage.SQLiteStorage.get_runs("gpt") == ["story"]
     logs = storage.SQLiteStorage.get_logs("gpt", "story")
     assert [(one["step"], one["loss"]) for one in logs] == [(step, step) for step in range(1, 5)]
+
+
+def test_a_metric_with_the_name_of_marks_is_refused(tmp_path: Path, wandb: FakeWandb) -> None:
+    run = begun(tmp_path)
+    worker, values = run.seats[0], {"outlast/incident": 7.0}
+    run.write(worker, Metrics(t_ns=run.t_ns, worker=worker, seat=0, step=3, values=values))
+    run.end()
+    with pytest.raises(UsageError, match="a metric 'outlast/incident' in step 3"):
+        log_run(run.run_dir, "wandb:gpt")
+    assert wandb.logged == []
 
 
 def test_every_target_has_a_log() -> None:

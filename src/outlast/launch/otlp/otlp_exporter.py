@@ -10,21 +10,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import requests
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExportResult
 from opentelemetry.sdk.trace.export import SpanExportResult
+from prometheus_client import Metric as Family
 
 from outlast.launch.bundles.secret_redaction import SecretRedaction
 from outlast.launch.otlp.otlp_records import incident_spans, metrics_data, run_resource
 from outlast.launch.otlp.otlp_target import OtlpTarget, read_otlp_target
 from outlast.telemetry.history.incident_course import Incident
+from outlast.telemetry.live_view import LiveFeed
 from outlast.telemetry.metrics.run_metrics import RunMetrics
+from outlast.telemetry.run_board import RunBoard
 from outlast.text_formatting import plural
 
+Collect = Callable[[], Iterable[Family]]
 EVERY_S = 10.0
 ATTEMPT_S = 5.0
 CLOSE_S = 5.0
@@ -53,12 +57,10 @@ class OtlpExporter:
     def __init__(
         self,
         target: OtlpTarget,
-        metrics: RunMetrics,
         redact: Callable[[str], str],
         every_s: float = EVERY_S,
     ) -> None:
-        self._target, self._metrics, self._redact = target, metrics, redact
-        self._every_s = every_s
+        self._target, self._redact, self._every_s = target, redact, every_s
         self._error = _FirstError()
         session = requests.Session()
         session.max_redirects = 0  # headers are for this server alone
@@ -74,7 +76,14 @@ class OtlpExporter:
         self._begun_s = 0.0  # time of the attempt that is under way
         self._closing = threading.Event()
         self._is_complete = False
-        self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def begin(self, metrics: RunMetrics) -> None:
+        """Begin to send the metrics of a run, and its incidents."""
+        metrics.notes = self.news
+        self._thread = threading.Thread(
+            target=self._run, args=(metrics.feed, metrics.collect), name="otlp", daemon=True
+        )
         self._thread.start()
 
     def news(self) -> str:
@@ -88,6 +97,8 @@ class OtlpExporter:
 
     def close(self, within_s: float = CLOSE_S) -> str:
         """Export the end of the run; return a text about what was not sent, or ""."""
+        if self._thread is None:
+            return ""
         self._closing.set()
         self._thread.join(within_s)
         with self._lock:
@@ -102,24 +113,23 @@ class OtlpExporter:
 
     # --- the thread ---
 
-    def _run(self) -> None:
+    def _run(self, feed: LiveFeed, collect: Collect) -> None:
         logger = logging.getLogger("opentelemetry")
         logger.propagate = False
         logger.addHandler(self._error)
         while not self._closing.wait(self._every_s):
-            self._export()
-        self._is_complete = self._export()
+            self._export(feed, collect)
+        self._is_complete = self._export(feed, collect)
         logger.removeHandler(self._error)
 
-    def _export(self) -> bool:
+    def _export(self, feed: LiveFeed, collect: Collect) -> bool:
         """Send metrics, and incidents that are over; return whether all were taken."""
-        feed = self._metrics.feed
         with feed.lock:
             run, now_ns = feed.board.run, feed.now_ns()
             if not run:
                 return True
-            families = list(self._metrics.collect())
-            self._queue()
+            families = list(collect())
+            self._queue(feed.board)
         resource = run_resource(run)
         data = metrics_data(families, resource, now_ns)
         is_sent = self._attempt(lambda: self._of_metrics.export(data) is MetricExportResult.SUCCESS)
@@ -135,9 +145,8 @@ class OtlpExporter:
             is_sent = is_sent and taken
         return is_sent
 
-    def _queue(self) -> None:
+    def _queue(self, board: RunBoard) -> None:
         """Queue incidents that are over; an earlier launcher's only where it died in it."""
-        board = self._metrics.feed.board
         if self._number < 0:
             self._number = max(0, board.incidents_before - 1)
         for one in board.tracker.found(board.tracker.count - self._number or None):
@@ -184,17 +193,10 @@ def exporting(
     Raises UsageError for a target that cannot be used, before anything starts.
     """
     target = read_otlp_target(text, environment)
-    redact = SecretRedaction(environment).text
-    exporters: list[OtlpExporter] = []
-
-    def start(metrics: RunMetrics) -> None:
-        exporters.append(OtlpExporter(target, metrics, redact))
-        metrics.notes = exporters[0].news
-
+    exporter = OtlpExporter(target, SecretRedaction(environment).text)
     try:
-        yield start
+        yield exporter.begin
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # the run has ended: keep its exit code
-            for exporter in exporters:
-                if lost := exporter.close():
-                    tell(f"outlast: {lost}")
+            if lost := exporter.close():
+                tell(f"outlast: {lost}")

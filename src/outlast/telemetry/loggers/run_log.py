@@ -313,9 +313,17 @@ class RunLogger:
 def _marked(
     points: Iterable[MetricPoint], incidents: list[LoggedIncident]
 ) -> Iterator[MetricPoint]:
-    """Yield the points; the first one from an incident's step on has its number as a metric."""
+    """Yield the points; the first one from an incident's step on has its number as a metric.
+
+    Raises UsageError where the script has a metric of that name.
+    """
     waiting = list(incidents)
     for point in points:
+        if MARK in point.values:
+            raise UsageError(
+                f"the script reports a metric {MARK!r} in step {point.step}, the name of the marks"
+                " of incidents; give it another name, or --to tensorboard:DIR"
+            )
         number = 0
         while waiting and waiting[0].step <= point.step:
             number = max(number, waiting.pop(0).number)

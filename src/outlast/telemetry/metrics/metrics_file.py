@@ -5,6 +5,8 @@ Needs prometheus-client (extra `metrics`).
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -36,8 +38,11 @@ def check_metrics_file(path: Path, kept: str) -> Path:
     whole = path.absolute()
     if not whole.parent.is_dir():
         raise UsageError(f"--metrics-file {path}: its directory is missing; {kept}")
-    if whole.is_dir():
-        raise UsageError(f"--metrics-file {path}: a file is needed, and no directory; {kept}")
+    if os.path.lexists(whole) and not stat.S_ISREG(whole.lstat().st_mode):
+        raise UsageError(
+            f"--metrics-file {path}: it is replaced at each write, and is no plain file now (a"
+            f" directory, a device, a link); {kept}"
+        )
     return whole
 
 
