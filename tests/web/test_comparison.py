@@ -85,6 +85,7 @@ def test_a_damaged_run_and_a_live_one(tmp_path: Path) -> None:
     assert "empty" in text and "step 5" in text
     assert "damaged: settings are unknown: plan.json cannot be read" in text
     assert "live: versions are unknown: it has no checkpoint" in text
+    assert "<td>not known" not in text and "<p>None.</p>" not in text
 
 
 def test_a_file_outside_of_the_run_is_not_read(tmp_path: Path) -> None:

@@ -213,6 +213,11 @@ def test_a_lake_that_changes(lake: Path, tmp_path: Path) -> None:
         assert main(["fleet", "ingest", str(tmp_path / "lake"), str(more / "sacct.txt")]) == 0
         status, after = page(link, "/")
         assert status == 200 and "8.0 days" in after and "8.0 days" not in before
+        (damaged, *_) = sorted((tmp_path / "lake").glob("jobs/*/*.parquet"))
+        damaged.write_bytes(b"PAR1" + bytes(999) + b"PAR1")
+        os.utime(tmp_path / "lake" / MANIFEST)
+        status, text = page(link, "/")
+        assert status == 503 and f"{tmp_path / 'lake'} cannot be read" in text
         (tmp_path / "lake" / MANIFEST).write_text('{"version": 1}')
         status, empty = page(link, "/")
         assert status == 404 and "holds no records yet" in empty

@@ -114,17 +114,6 @@ def nodes_of(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
     return lists.map_batches(_nodes, schema={column: pl.String(), "node": pl.String()})
 
 
-def items_of(jobs: pl.LazyFrame, column: str = "hosts") -> pl.LazyFrame:
-    """Return distinct rows that name the same nodes, with single items in place of lists.
-
-    The lists of many jobs repeat few items. One that `expand` may refuse stays whole.
-    """
-    text = pl.col(column)
-    whole = pl.concat_list(text)
-    items = pl.when(text.str.contains(SHAPE)).then(text.str.extract_all(_ITEM.pattern))
-    return jobs.with_columns(items.otherwise(whole).alias(column)).explode(column).unique()
-
-
 def expand_distinct(lists: pl.Series) -> pl.DataFrame:
     """Return distinct host lists with each `node` of them, in order. Raises UsageError."""
     return _nodes(pl.DataFrame({"hosts": lists}))

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import polars as pl
 
 from outlast.errors import UsageError
-from outlast.fleet.host_lists import HOSTS_MAX, NODE_GPUS_MAX, items_of, nodes_of
+from outlast.fleet.host_lists import HOSTS_MAX, NODE_GPUS_MAX, nodes_of
 from outlast.fleet.lake import UNFINISHED
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.text_formatting import plural
@@ -337,7 +337,7 @@ def _mentioned_nodes(tables: Tables) -> list[pl.LazyFrame]:
     """Return the nodes that records name without a NodeSeen, from the window's begin on."""
     begun = pl.lit(tables.since_ns, dtype=pl.Int64).alias("t_ns")
     ran = tables.jobs.filter(pl.col("start_ns").is_not_null(), pl.col("hosts") != "")
-    lists = items_of(ran.select("cluster", "hosts").unique())
+    lists = ran.select("cluster", "hosts").unique()
     of_jobs = lists.join(nodes_of(lists), on="hosts").select(NODE)
     kinds = (tables.outages, tables.findings, tables.repairs)
     listed = tables.nodes.select(NODE).unique()

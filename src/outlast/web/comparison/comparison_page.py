@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from outlast import __version__
 from outlast.telemetry.history.event_columns import Integers
 from outlast.text_formatting import duration, percentage
 from outlast.web import page_figures
-from outlast.web.comparison.run_settings import RunSettings, differences
+from outlast.web.comparison.run_settings import Difference, RunSettings, differences
 from outlast.web.page_figures import LARGEST, TimeAxis, WaterfallRow, X, stretched, thinned
 from outlast.web.page_templates import asset, content_policy, environment
 from outlast.web.run_answers import PageAnswer
@@ -50,7 +50,6 @@ class RunCurve(NamedTuple):
 def render_comparison(path: Path, runs: Sequence[ComparedRun], refusal: str = "") -> str:
     """Return the page of two runs. `refusal`: why there is no comparison."""
     contents = [None if isinstance(run.content, str) else run.content for run in runs]
-    settings = [run.settings for run in runs]
     template = environment().get_template("comparison/comparison.html.j2")
     return template.render(
         path=str(path),
@@ -63,9 +62,8 @@ def render_comparison(path: Path, runs: Sequence[ComparedRun], refusal: str = ""
             [of and RunCurve(of.steps.step, of.steps.lasted_s) for of in contents]
         ),
         tables={
-            title: differences(*(getattr(one, kind) for one in settings))
-            for title, kind in (("Settings", "settings"), ("Versions", "versions"))
-            if len(settings) == 2
+            "Settings": _differences([run.settings.settings for run in runs]),
+            "Versions": _differences([run.settings.versions for run in runs]),
         },
         is_live=any(content and content.life == "running" for content in contents),
         clipped=_clipped,
@@ -76,6 +74,11 @@ def render_comparison(path: Path, runs: Sequence[ComparedRun], refusal: str = ""
         policy=content_policy(),
         version=__version__,
     )
+
+
+def _differences(known: Sequence[Mapping[str, str]]) -> list[Difference] | None:
+    """Return what differs; None where one of the runs is unknown."""
+    return differences(*known) if known and all(known) else None
 
 
 def _questions(

@@ -70,7 +70,7 @@ class LakePages:
             found = self._reading.answer(query)
         except FAILURES as error:
             before, after = render_lake(self.path, texts, query, self._reading.choices(query))
-            return HTMLResponse(before + render_refusal(str(error)) + after, _status(error))
+            return HTMLResponse(before + render_refusal(self._why(error)) + after, _status(error))
         before, after = render_lake(self.path, texts, query, self._reading.choices(query))
 
         def parts() -> Iterator[str]:
@@ -86,7 +86,7 @@ class LakePages:
             query = parse_lake_query(lake_texts(pairs))
             found = self._reading.answer(query)
         except FAILURES as error:
-            return HTMLResponse(render_refusal(str(error)), _status(error))
+            return HTMLResponse(render_refusal(self._why(error)), _status(error))
         return StreamingResponse(self._parts(query, found), media_type="text/html")
 
     def _parts(self, query: LakeQuery, found: LakeAnswer) -> Iterator[str]:
@@ -101,7 +101,7 @@ class LakePages:
             command = query.command("report", self.path) + " --out report.html"
             yield render_rest(report, report.headlines[len(heads) :], command)
         except FAILURES as error:
-            yield render_refusal(str(error))
+            yield render_refusal(self._why(error))
 
     def node(self, pairs: Pairs) -> Response:
         """Serve the page of a node."""
@@ -116,7 +116,7 @@ class LakePages:
             with self._reading.lock:
                 history = node_history(found.facts, name, found.cluster)
         except FAILURES as error:
-            html = render_node(self.path, name, query, None, (0, 0), str(error))
+            html = render_node(self.path, name, query, None, (0, 0), self._why(error))
             return HTMLResponse(html, _status(error))
         tables = found.facts.tables
         window_ns = (tables.since_ns, tables.until_ns)
@@ -139,7 +139,12 @@ class LakePages:
             texts = lake_texts(pairs)
         query = LakeQuery()
         before, after = render_lake(self.path, texts, query, self._reading.choices(query))
-        return HTMLResponse(before + render_refusal(str(error)) + after, _status(error))
+        return HTMLResponse(before + render_refusal(self._why(error)) + after, _status(error))
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, OutlastError):
+            return str(error)
+        return f"{self.path} cannot be read: {error}; restore it, or read the logs again"
 
     def _default(self, query: LakeQuery) -> LakeQuery:
         """Return the query with the first cluster of several, if it names none."""
