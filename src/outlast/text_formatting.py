@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Collection
 
@@ -146,8 +147,8 @@ def signal_name(number: int) -> str:
 
 
 def resume_hint(run_dir: str) -> str:
-    """Return the command that resumes a run; without `--run-dir` a new run would start."""
-    return f"resume with: outlast run --run-dir {run_dir} ... (the flags and script as before)"
+    """Return the command that resumes a run; without its directory a new run would start."""
+    return f"resume with: outlast run --resume {shlex.quote(run_dir)}"
 
 
 def frame_cause(outcome: str, fault: Fault | None) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from outlast.cli.newest_run import chosen_run
 from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, UsageError
 from outlast.launch.bundles.bundle_format import SUFFIX
@@ -23,7 +24,7 @@ class BundleWritten(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
 
 
-def bundle(run_dir: Path, *, out: Path | None = None, json: bool = False) -> int:
+def bundle(run_dir: Path | None = None, *, out: Path | None = None, json: bool = False) -> int:
     """Write a forensic bundle of a run: what it left behind, without secrets.
 
     A run that stops in failure has written one (`RUN_DIR/bundles`); this command
@@ -32,7 +33,7 @@ def bundle(run_dir: Path, *, out: Path | None = None, json: bool = False) -> int
     Parameters
     ----------
     run_dir
-        Run directory, which `outlast run` printed at its start.
+        Run directory, which `outlast run` printed at its start (default: the newest).
     out
         File to write, which ends in `.tar.zst` (default: in the run directory).
     json
@@ -42,6 +43,7 @@ def bundle(run_dir: Path, *, out: Path | None = None, json: bool = False) -> int
         raise UsageError(f"--out {out}: a bundle's name ends in {SUFFIX}; nothing was written")
     if out is not None and out.exists():
         raise UsageError(f"--out {out} exists; nothing was written; give another name")
+    run_dir = chosen_run(run_dir)
     path = write_bundle(run_dir, target=out, deadline_s=DEADLINE_S)
     written = BundleWritten(path=str(path), size_bytes=path.stat().st_size)
     if json:

@@ -36,7 +36,7 @@ Exit codes:
 * {EXIT_USER_ERROR}: the script's own error, or a run directory that cannot be used
 * {EXIT_USAGE}: wrong usage, or an optional package (extra) is missing; nothing was started
 * {EXIT_GAVE_UP}: all ways to recover failed
-* {EXIT_INTERRUPTED}: interrupted; the same command with --run-dir RUN_DIR resumes the run
+* {EXIT_INTERRUPTED}: interrupted; `outlast run --resume RUN_DIR` resumes the run
 """
 # Module and summary of each command, so that a list of commands imports none of them.
 COMMANDS = {
@@ -70,6 +70,7 @@ COMMANDS = {
         "replay:replay",
         "Repeat steps of a run twice, and find nondeterministic operations.",
     ),
+    "report": ("reports.report:report", "Write a run's figure and page into files."),
     "roll": (
         "roll:roll",
         "Let hosts of a running job leave for maintenance and come back in turn.",

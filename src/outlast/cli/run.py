@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from outlast.cli.output_stream import Printer, echo_error, settle, write
+from outlast.cli.resumed_run import resumed_plan
 from outlast.config import process_environment
 from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE, OutlastError
@@ -22,6 +24,7 @@ from outlast.launch.nodes import node_start
 from outlast.launch.notify.run_notifier import notifying
 from outlast.launch.outlast_flags import MetricsFlags
 from outlast.launch.run_display import DetachedDisplay, Display
+from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.live_view import LineDisplay, LiveDisplay, display
 from outlast.text_formatting import frame_cause
 
@@ -39,7 +42,7 @@ def run(argv: list[str]) -> int:
     output = io.StringIO()
     try:
         with contextlib.redirect_stdout(output):  # argparse ignores output errors
-            plan = torchrun_arguments.parse(argv)
+            plan = resumed_plan(argv) or torchrun_arguments.parse(argv)
     except SystemExit:  # --help
         write(output.getvalue())
         return EXIT_DONE
@@ -49,6 +52,7 @@ def run(argv: list[str]) -> int:
         )
 
         read_settings(Path(plan.check_settings))
+    _greet(plan)
     # With --json, stdout belongs to the summary.
     lines = sys.stderr if plan.json else sys.stdout
 
@@ -72,6 +76,13 @@ def run(argv: list[str]) -> int:
             end, run_dir = launch(plan, show)
             conclude(end, run_dir, as_json=plan.json)
     return end.exit_code
+
+
+def _greet(plan: RunPlan) -> None:
+    """Print where the run is, and what may be typed next."""
+    echo_error(f"outlast: run directory {plan.run_dir}, launcher {os.getpid()}")
+    if plan.node.total == 1:
+        echo_error(f"outlast: watch it with: outlast top {shlex.quote(plan.run_dir)}")
 
 
 @contextlib.contextmanager

@@ -208,7 +208,8 @@ class _Parser(ArgumentParser):
 def _parser() -> ArgumentParser:
     parser = _Parser(
         prog="outlast run",
-        description="Launch as with torchrun; every flag of torchrun's is understood.",
+        description="Launch as with torchrun; every flag of torchrun's is understood. Continue a"
+        " run with its own script and flags: outlast run --resume [RUN_DIR|last]",
         parents=[_torch.get(_RUN, "get_args_parser")()],
         add_help=False,
     )

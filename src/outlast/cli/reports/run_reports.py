@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from outlast.cli.newest_run import chosen_run
 from outlast.cli.output_stream import Printer, echo, echo_error, pour, print_json
 from outlast.errors import EXIT_DONE, OutlastError, UsageError
 from outlast.events import AnyEvent, Event, Fault, RunEnded, Scheduled
@@ -20,7 +21,7 @@ from outlast.telemetry.incident_explanation import finding_lines, open_findings,
 from outlast.telemetry.run_summary import summarise
 from outlast.telemetry.run_watch import RunWatch
 from outlast.telemetry.summary_tables import render
-from outlast.text_formatting import frame_cause
+from outlast.text_formatting import frame_cause, resume_hint
 
 _FILES_MAX = 64  # more take seconds to read: only the command to read them is printed
 
@@ -58,7 +59,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     incidents: list[Incident]
 
 
-def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -> int:
+def explain(run_dir: Path | None = None, incident: int | None = None, *, json: bool = False) -> int:
     """Explain incidents: cause, decision, reason and cost.
 
     Also prints how each failure was detected, earlier findings of node checks, and
@@ -67,12 +68,13 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     Parameters
     ----------
     run_dir
-        Run directory, which `outlast run` printed at its start.
+        Run directory, which `outlast run` printed at its start (default: the newest).
     incident
         Number of one incident (default: all).
     json
         Print one JSON object instead of boxes.
     """
+    run_dir = chosen_run(run_dir)
     history = read_history(run_dir)
     events, found = history.events, incidents(history)
     scheduled = next((event for event in reversed(events) if isinstance(event, Scheduled)), None)
@@ -101,7 +103,7 @@ def explain(run_dir: Path, incident: int | None = None, *, json: bool = False) -
     return EXIT_DONE
 
 
-def summary(run_dir: Path, *, json: bool = False) -> int:
+def summary(run_dir: Path | None = None, *, json: bool = False) -> int:
     """Summarise a run: steps, incidents, time by bucket, ETTR and goodput.
 
     Of a running run: the time so far.
@@ -109,11 +111,12 @@ def summary(run_dir: Path, *, json: bool = False) -> int:
     Parameters
     ----------
     run_dir
-        Run directory, which `outlast run` printed at its start. The run may still be running.
+        Run directory, which `outlast run` printed at its start (default: the newest).
+        The run may still be running.
     json
         Print one JSON object instead of tables.
     """
-    result = summarise(run_dir)
+    result = summarise(chosen_run(run_dir))
     if json:
         print_json(result)
     else:
@@ -124,18 +127,20 @@ def summary(run_dir: Path, *, json: bool = False) -> int:
 _FIELDS_APART = {"t_ns", "type"}
 
 
-def events(run_dir: Path, *, follow: bool = False, json: bool = False) -> int:
+def events(run_dir: Path | None = None, *, follow: bool = False, json: bool = False) -> int:
     """List a run's events by time, over all its workers.
 
     Parameters
     ----------
     run_dir
-        Run directory, which `outlast run` printed at its start. The run may still be running.
+        Run directory, which `outlast run` printed at its start (default: the newest).
+        The run may still be running.
     follow
         Print new events as they come, until the run ends or its launcher dies.
     json
         Print one JSON object per line.
     """
+    run_dir = chosen_run(run_dir)
     listed = _following(run_dir) if follow else event_store.read_events(run_dir)
     _print(listed, json=json, live=follow)
     return EXIT_DONE
@@ -149,7 +154,7 @@ def _following(run_dir: Path) -> Iterator[AnyEvent]:
     if watch.died:
         echo_error(
             f"outlast: {run_dir}: the launcher died before the run ended; these are all events;"
-            " the same `outlast run` command resumes the run"
+            f" {resume_hint(str(run_dir))}"
         )
 
 

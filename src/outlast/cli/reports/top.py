@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from outlast.cli.newest_run import chosen_run
 from outlast.cli.output_stream import Printer, echo, print_json
 from outlast.errors import EXIT_DONE, RunDirError, UsageError
 from outlast.terminal_tables import layout_grid, number_column, table, text_column
@@ -23,7 +24,11 @@ _STYLES: dict[Level, str] = {"good": "green", "warn": "yellow", "bad": "red", "p
 
 
 def top(
-    run_dir: Path, *, once: bool = False, json: bool = False, price_per_hour: float = 0.0
+    run_dir: Path | None = None,
+    *,
+    once: bool = False,
+    json: bool = False,
+    price_per_hour: float = 0.0,
 ) -> int:
     """Show how a running job is doing, from another terminal.
 
@@ -34,7 +39,7 @@ def top(
     Parameters
     ----------
     run_dir
-        Run directory, which `outlast run` printed at its start.
+        Run directory, which `outlast run` printed at its start (default: the newest).
     once
         Print the present state, and end. Without a terminal this is the default.
     json
@@ -44,6 +49,7 @@ def top(
     """
     if price_per_hour < 0:
         raise UsageError(f"--price-per-hour {price_per_hour:g} is negative")
+    run_dir = chosen_run(run_dir)
     reading = RunReading(run_dir, price_per_hour)
     content = reading.refresh()
     if content is None:

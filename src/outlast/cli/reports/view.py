@@ -86,18 +86,27 @@ def view(
 
 def _export(path: Path, runs: dict[str, Path], export: Path, price_per_hour: float) -> int:
     """Write the page of the only run into a new file."""
-    from outlast.web.run_content import RunReading
-    from outlast.web.run_page import render_page
-
     if len(runs) > 1:
         raise UsageError(f"--export writes the page of one run, and {path} holds {len(runs)}")
     ((name, run_dir),) = runs.items()
+<<<<<<< HEAD
     content = RunReading(run_dir, price_per_hour).finest()
-    if content is None:
-        raise RunDirError(f"{run_dir} has written no events yet")
-    write_new(export, render_page(content, name), "--export")
+=======
+    write_new(export, exported_page(run_dir, name, price_per_hour), "--export")
     echo(f"{export}: the page of {name}, as of now")
     return EXIT_DONE
+
+
+def exported_page(run_dir: Path, name: str, price_per_hour: float) -> str:
+    """Return the page of a run as one document. Raises RunDirError for a run without events."""
+    from outlast.web.run_content import RunReading
+    from outlast.web.run_page import render_page
+
+    content = RunReading(run_dir, price_per_hour).refresh()
+>>>>>>> 7123dfe8 (Resume a run by one command; take the newest run by default)
+    if content is None:
+        raise RunDirError(f"{run_dir} has written no events yet")
+    return render_page(content, name)
 
 
 def _serve(routes: Sequence[Route], name: Path | str, host: str, port: int) -> int:

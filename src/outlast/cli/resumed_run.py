@@ -1,0 +1,51 @@
+"""Plan of `outlast run --resume`: the command of an earlier start, as its run directory has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from outlast.cli.newest_run import LAST, chosen_run
+from outlast.errors import RunDirError, UsageError
+from outlast.launch.torchrun_arguments import RunPlan, read_plan
+
+_FLAG = "--resume"
+_SHOWN = {"--json": "json", "--plain": "plain"}  # flags that may differ from those of the run
+
+
+def resumed_plan(argv: list[str]) -> RunPlan | None:
+    """Return the plan of the run that `argv` resumes, or None for another command line. Changes to
+    the working directory of the run.
+
+    Raises UsageError for flags that a resumed run cannot take, RunDirError if the run is unknown.
+    """
+    first, *others = argv or [""]
+    name, _, value = first.partition("=")
+    if name != _FLAG:
+        return None
+    if not value:
+        value = others.pop(0) if others and not others[0].startswith("-") else str(LAST)
+    run_dir = chosen_run(Path(value)).absolute()
+    if strange := [each for each in others if each not in _SHOWN]:
+        raise UsageError(
+            f"{strange[0]} cannot follow {_FLAG} {value}, which takes script and flags from the run"
+            f" directory (only {' and '.join(_SHOWN)} may differ); nothing was started; to change"
+            f" others, give the whole command with --run-dir {run_dir}"
+        )
+    stored = read_plan(run_dir)
+    if stored.plan.node.total > 1:
+        raise UsageError(
+            f"{run_dir} is of a run of {stored.plan.node.total} nodes: resume it by its command, on"
+            f" all of them, with --run-dir {run_dir}; nothing was started"
+        )
+    try:
+        os.chdir(stored.cwd)
+    except OSError as error:
+        raise RunDirError(
+            f"the working directory of the run, {stored.cwd}, cannot be entered"
+            f" ({error.strerror}); nothing was started"
+        ) from error
+    shown = {field: flag in others for flag, field in _SHOWN.items()}
+    return msgspec.structs.replace(stored.plan, run_dir=str(run_dir), **shown)
