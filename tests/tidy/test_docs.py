@@ -114,7 +114,9 @@ def test_outlast_commands_parse(documents: list[Path], root: Path) -> None:
     commands = list(_commands(documents, "outlast"))
     assert commands, "no document shows `outlast`: the pattern is broken"
     for _, words in commands:
-        if words[0] == "run":
+        if words[:2] == ["run", "--resume"]:  # script and flags are those of a run directory
+            assert {*words[3:]} <= {"--plain", "--json"}
+        elif words[0] == "run":
             example = str(root / "examples/train_gpt.py")  # where a document says train.py
             parse([example if word.endswith(".py") else word for word in words[1:]])
         else:

@@ -65,8 +65,9 @@ from pathlib import Path
 # Live loggers: 3 with tests, 600.
 # Two runs side by side: 4 with tests, 570.
 # Zoom, logs that are followed, predictions: 2 with tests, 380.
+# A run that is resumed by its directory, the newest run, reports: 4 with tests, 330.
 CEILINGS = {
-    "modules": 670,
+    "modules": 676,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -75,7 +76,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 140296,
+    "lines": 140896,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

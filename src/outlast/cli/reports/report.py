@@ -13,7 +13,7 @@ from outlast.cli.output_stream import echo, echo_error, print_json
 from outlast.errors import EXIT_DONE, RunDirError, StorageError
 
 
-class Reported(msgspec.Struct, frozen=True, kw_only=True):
+class ReportFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `--json`: the written files, "" for one whose package is missing."""
 
     version: int = 1
@@ -22,7 +22,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(run_dir: Path | None = None, *, out: Path | None = None, json: bool = False) -> int:
-    """Write a run's figure and page, as they are now, into files.
+    """Write a run's figure and page into files.
 
     `report.svg` has the loss and the time of each rank, with incidents;
     `report.html` is the page of `outlast view`, which a browser opens from disk.
@@ -41,7 +41,7 @@ def report(run_dir: Path | None = None, *, out: Path | None = None, json: bool =
     folder = run_dir if out is None else out
     if not folder.is_dir():
         raise RunDirError(f"there is no directory {folder}; nothing was written")
-    reported = Reported(
+    reported = ReportFiles(
         figure=_written(folder / "report.svg", "figures", lambda path: _draw(run_dir, path)),
         page=_written(folder / "report.html", "view", lambda path: _write_page(run_dir, path)),
     )
