@@ -132,7 +132,7 @@ def test_losses_that_are_no_numbers(tmp_path: Path) -> None:
         (["run", "--port", "99999"], "--port 99999 is not in 0 to 65535"),
         (["run", "--price-per-hour", "-1"], "is negative"),
         (["run", "--export", "here.html"], "exists"),
-        ([], "give a PATH, or --plan for the planner alone"),
+        ([], "no run directory was given, and runs/ holds none"),
         (["run", "--plan"], "the pages of a PATH have a link to the planner"),
         (["--plan", "--export", "x.html"], "--export is of a run, and --plan shows none"),
         (["--plan", "--price-per-hour", "2"], "--price-per-hour is of a run"),

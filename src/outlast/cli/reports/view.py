@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outlast.atomic_files import write_new
+from outlast.cli.newest_run import chosen_run
 from outlast.cli.output_stream import echo
 from outlast.errors import EXIT_DONE, RunDirError, UsageError
 
@@ -39,7 +40,8 @@ def view(
     Parameters
     ----------
     path
-        Run directory, a directory of run directories, or a lake of `outlast fleet ingest`.
+        Run directory, a directory of run directories, or a lake of `outlast fleet ingest`
+        (default: the newest run).
     plan
         Show the planner alone, without PATH. With a PATH, its pages have a link to the planner.
     port
@@ -57,16 +59,14 @@ def view(
         raise UsageError(f"--port {port} is not in 0 to {_PORT_MAX}")
     if price_per_hour < 0:
         raise UsageError(f"--price-per-hour {price_per_hour:g} is negative")
-    if plan == (path is not None):
-        raise UsageError(
-            "give a PATH, or --plan for the planner alone"
-            + ("; the pages of a PATH have a link to the planner" if path else "")
-        )
-    if path is None:
+    if plan:
+        if path is not None:
+            raise UsageError("--plan takes no PATH: the pages of one have a link to the planner")
         if export is not None or price_per_hour:
             flag = "--export" if export is not None else "--price-per-hour"
             raise UsageError(f"{flag} is of a run, and --plan shows none")
         return _serve([planner_home(), *planner_routes()], "planner", host, port)
+    path = chosen_run(path)
     if (path / LAKE).is_file():
         if export is not None or price_per_hour:
             raise UsageError(
@@ -89,9 +89,6 @@ def _export(path: Path, runs: dict[str, Path], export: Path, price_per_hour: flo
     if len(runs) > 1:
         raise UsageError(f"--export writes the page of one run, and {path} holds {len(runs)}")
     ((name, run_dir),) = runs.items()
-<<<<<<< HEAD
-    content = RunReading(run_dir, price_per_hour).finest()
-=======
     write_new(export, exported_page(run_dir, name, price_per_hour), "--export")
     echo(f"{export}: the page of {name}, as of now")
     return EXIT_DONE
@@ -102,8 +99,7 @@ def exported_page(run_dir: Path, name: str, price_per_hour: float) -> str:
     from outlast.web.run_content import RunReading
     from outlast.web.run_page import render_page
 
-    content = RunReading(run_dir, price_per_hour).refresh()
->>>>>>> 7123dfe8 (Resume a run by one command; take the newest run by default)
+    content = RunReading(run_dir, price_per_hour).finest()
     if content is None:
         raise RunDirError(f"{run_dir} has written no events yet")
     return render_page(content, name)
