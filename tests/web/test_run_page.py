@@ -133,7 +133,7 @@ def test_losses_that_are_no_numbers(tmp_path: Path) -> None:
         (["run", "--price-per-hour", "-1"], "is negative"),
         (["run", "--export", "here.html"], "exists"),
         ([], "no run directory was given, and runs/ holds none"),
-        (["run", "--plan"], "the pages of a PATH have a link to the planner"),
+        (["run", "--plan"], "the pages of one have a link to the planner"),
         (["--plan", "--export", "x.html"], "--export is of a run, and --plan shows none"),
         (["--plan", "--price-per-hour", "2"], "--price-per-hour is of a run"),
     ],
