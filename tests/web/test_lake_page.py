@@ -11,11 +11,13 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
+from msgspec.structs import replace
 from tests.web.conftest import serving
 from tests.web.test_page_server import get
 
 from outlast.cli.main import main
 from outlast.cli.reports.view import LAKE
+from outlast.fleet.analysis.fitted_rates import fit_rates
 from outlast.fleet.lake import MANIFEST, Lake
 from outlast.fleet.lake_selection import load_window
 from outlast.fleet.record_tables import DAY_NS, tables
@@ -24,6 +26,7 @@ from outlast.fleet.report.report_sections import ReportColumn, ReportFacts
 from outlast.log_records import Finding, JobEnded, Outage
 from outlast.plan.model.scenario import scenario_of
 from outlast.web.lake.lake_page import render_node, render_section
+from outlast.web.lake.lake_pages import planner_query
 from outlast.web.lake.lake_query import LakeQuery
 from outlast.web.lake.node_history import EVENTS_MAX, node_history
 from outlast.web.planner_query import given_texts, parse_query
@@ -201,6 +204,15 @@ def test_rates_lead_to_the_planner(lake: Path, link: str, tmp_path: Path) -> Non
         if name not in ("failures", "assumed"):
             assert getattr(ours, name) == getattr(theirs, name), name
     assert get(link, answered.headers["location"]).status == 200
+
+
+def test_rates_keep_fractions_and_fit_nodes(lake: Path) -> None:
+    found = fit_rates(load_window(Lake.open(lake), notes=[]))
+    rate = replace(found.rate, weight_failures=1.375)
+    odd = replace(found, rate=rate, node_gpus=6, scenario={"gpus-per-node": 6})
+    scenario = parse_query(given_texts(parse_qsl(planner_query(odd)))).scenario
+    assert scenario.failures.weight_failures == 1.375
+    assert scenario.gpus_per_node == 6 and scenario.gpus == 16_380
 
 
 def test_a_lake_that_changes(lake: Path, tmp_path: Path) -> None:

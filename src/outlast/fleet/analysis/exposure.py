@@ -285,16 +285,17 @@ DENSE = 0.5  # of a numbering, from which on its gaps count as nodes without rec
 NODE = ["cluster", "node"]
 
 
-def node_inventory(tables: Tables) -> pl.DataFrame:
+def node_inventory(tables: Tables, host_lists: pl.LazyFrame | None = None) -> pl.DataFrame:
     """Return `cluster`, `node`, `begin_ns` and the `days` of the window in which it existed.
 
     A node exists from its first NodeSeen on. Without one, a node that an outage, a finding, a
     repair or a job names existed in the whole window; so did, without any NodeSeen or job, the
     nodes in the gaps of a dense numbering. Nodes without any record are missing, and rates come out
-    too high (see `inventory_notes`).
+    too high (see `inventory_notes`). `host_lists`: `nodes_of` the jobs, if known already.
     """
+    mentioned = _mentioned_nodes(tables, host_lists)
     return (
-        pl.concat([_listed_nodes(tables), *_mentioned_nodes(tables), _inventory_gaps(tables)])
+        pl.concat([_listed_nodes(tables), *mentioned, _inventory_gaps(tables)])
         .group_by(NODE)
         .agg(begin_ns=pl.col("t_ns").min().clip(lower_bound=tables.since_ns))
         .with_columns(days=(tables.until_ns - pl.col("begin_ns")) / DAY_NS)
@@ -333,12 +334,13 @@ def _listed_nodes(tables: Tables) -> pl.LazyFrame:
     return tables.nodes.filter(pl.col("t_ns") < tables.until_ns).select(*NODE, "t_ns")
 
 
-def _mentioned_nodes(tables: Tables) -> list[pl.LazyFrame]:
+def _mentioned_nodes(tables: Tables, host_lists: pl.LazyFrame | None = None) -> list[pl.LazyFrame]:
     """Return the nodes that records name without a NodeSeen, from the window's begin on."""
     begun = pl.lit(tables.since_ns, dtype=pl.Int64).alias("t_ns")
     ran = tables.jobs.filter(pl.col("start_ns").is_not_null(), pl.col("hosts") != "")
     lists = ran.select("cluster", "hosts").unique()
-    of_jobs = lists.join(nodes_of(lists), on="hosts").select(NODE)
+    names = nodes_of(lists) if host_lists is None else host_lists
+    of_jobs = lists.join(names, on="hosts").select(NODE)
     kinds = (tables.outages, tables.findings, tables.repairs)
     listed = tables.nodes.select(NODE).unique()
     return [

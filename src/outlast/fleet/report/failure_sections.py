@@ -307,7 +307,7 @@ def uncounted_failures_notes(facts: ReportFacts) -> list[str]:
 
 def outages_section(facts: ReportFacts) -> DrawnSection:
     """Return the section of outages and replaced parts."""
-    nodes = node_inventory(facts.tables)
+    nodes = node_inventory(facts.tables, facts.host_lists.lazy())
     out, back = outages.outage_rate(facts.tables, nodes), outages.repair_time(facts.tables)
     swapped = outages.part_replacements(facts.tables, nodes)
     notes = []

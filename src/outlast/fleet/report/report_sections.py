@@ -19,6 +19,7 @@ from outlast.fleet.analysis.failure_attribution import (
     worst_nodes,
 )
 from outlast.fleet.analysis.failure_rates import FailureRate
+from outlast.fleet.host_lists import nodes_of
 from outlast.fleet.record_tables import DAY_NS, Tables
 from outlast.text_formatting import plural
 
@@ -87,6 +88,11 @@ class ReportFacts:
             goodput_loss.attempts_in_loops(self.tables, self.infra).select(KEY),
         ]
         return goodput_loss.preemption_cascades(self.tables, pl.concat(again).unique())
+
+    @cached_property
+    def host_lists(self) -> pl.DataFrame:
+        """Each distinct host list of jobs with each node of it."""
+        return nodes_of(self.tables.jobs).collect()
 
     @cached_property
     def ranking(self) -> pl.DataFrame:

@@ -11,7 +11,6 @@ from outlast.errors import LakeError
 from outlast.fleet.analysis.exposure import KEY
 from outlast.fleet.analysis.failure_attribution import attribute_to_nodes
 from outlast.fleet.analysis.lemon_evidence import lemon_evidence
-from outlast.fleet.host_lists import nodes_of
 from outlast.fleet.record_tables import Tables
 from outlast.fleet.report.report_sections import ReportFacts
 from outlast.text_formatting import duration, plural
@@ -53,7 +52,7 @@ class NodeHistory(NamedTuple):
 def node_history(facts: ReportFacts, node: str, cluster: str) -> NodeHistory:
     """Return the history of a node. Raises LakeError for one that no record of the window names."""
     tables = facts.tables
-    lists = nodes_of(tables.jobs).filter(pl.col("node") == node).select("hosts").collect().lazy()
+    lists = facts.host_lists.lazy().filter(pl.col("node") == node).select("hosts")
     jobs = tables.jobs.join(lists, on="hosts", how="semi")
     own = {
         kind: _of_node(tables, kind, node)
