@@ -54,6 +54,15 @@ def test_events_of_all_writers_come_by_time(tmp_path: Path) -> None:
     assert [event.t_ns for event in live] == list(range(30))
 
 
+def test_a_stream_has_what_a_poll_has(tmp_path: Path) -> None:
+    run = SyntheticRun(tmp_path, world=3, spares=1).start().steps(4).killed(1).steps(4)
+    reader = EventReader(tmp_path)
+    assert list(reader.stream()) == read_events(tmp_path) != []
+    run.steps(2).end().close()
+    new = list(reader.stream(last=True))
+    assert new == [event for event in read_events(tmp_path) if event.t_ns >= new[0].t_ns] != []
+
+
 @pytest.mark.parametrize("name", ["a.000000.seg", "w1-0 (copy).000000.seg", "w1-0.000001.seg"])
 def test_events_of_a_copied_segment_are_read_once(tmp_path: Path, name: str) -> None:
     writer = EventWriter(tmp_path / "events", "w1-0")

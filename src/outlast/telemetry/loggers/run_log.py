@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from outlast.errors import RunDirError, StorageError, UsageError
 from outlast.events import AnyEvent, RunEnded, RunStarted
-from outlast.telemetry.event_store import EventReader, read_events
+from outlast.telemetry.event_store import EventReader
 from outlast.telemetry.incidents import Tracker
 from outlast.telemetry.loggers.log_record import (
     LogRecord,
@@ -65,7 +65,8 @@ def log_run(
 
 
 def _logged(run_dir: Path, logger: RunLogger) -> LoggedSteps:
-    for event in read_events(run_dir):
+    RunWatch(run_dir)  # names what is no run directory
+    for event in EventReader(run_dir).stream(last=True):
         logger.take(event)
     logger.write()
     return logger.close()
@@ -76,14 +77,15 @@ def _followed(run_dir: Path, logger: RunLogger) -> LoggedSteps:
     try:
         while True:
             is_last = watch.stop.is_set()
-            polled = reader.poll(last=is_last)
-            for event in polled:
+            is_idle = True
+            for event in reader.stream(last=is_last):
                 logger.take(event)
                 watch.take(event)
+                is_idle = False
             if is_last and watch.stop.is_set():
                 break
             logger.write(live=True)
-            if not polled:
+            if is_idle:
                 watch.look()
             watch.stop.wait(POLL_S)
     except KeyboardInterrupt:
