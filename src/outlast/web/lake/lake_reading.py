@@ -32,7 +32,7 @@ from outlast.web.lake.lake_query import NAMELESS, LakeQuery
 
 T = TypeVar("T")
 WINDOWS_MAX = 2  # tables in memory
-QUERIES_MAX = 6  # with facts and reports
+QUERIES_MAX = 3  # with facts and reports
 
 
 class LakeAnswer:
