@@ -35,11 +35,12 @@ class WrittenRun:
             self._writers[name] = EventWriter(self._directory, name)
         self._writers[name].emit(event)
 
-    def _say(self, event: events.AnyEvent) -> None:
+    def say(self, event: events.AnyEvent) -> None:
+        """Write an event of the launcher."""
         self._write("launcher", event)
 
     def _start(self) -> None:
-        self._say(
+        self.say(
             events.RunStarted(
                 t_ns=self.t_ns,
                 run="view",
@@ -53,7 +54,7 @@ class WrittenRun:
         for seat in range(self._ranks):
             self._join(seat)
         self.t_ns += 9_000 * _MS
-        self._say(events.GenerationOpened(t_ns=self.t_ns, incident=0, generation=1, n=0))
+        self.say(events.GenerationOpened(t_ns=self.t_ns, incident=0, generation=1, n=0))
 
     def _join(self, seat: int) -> None:
         worker = f"w1-{len(self._workers)}"
@@ -63,12 +64,10 @@ class WrittenRun:
         else:
             self._workers.append(worker)
         t_ns, host = self.t_ns, f"node-{seat // 8}"
-        self._say(
-            events.WorkerSpawned(t_ns=t_ns, worker=worker, seat=seat, pid=seat + 9, host=host)
-        )
-        self._say(events.WorkerWarm(t_ns=t_ns, worker=worker))
+        self.say(events.WorkerSpawned(t_ns=t_ns, worker=worker, seat=seat, pid=seat + 9, host=host))
+        self.say(events.WorkerWarm(t_ns=t_ns, worker=worker))
         generation = self._generation
-        self._say(events.WorkerSeated(t_ns=t_ns, worker=worker, seat=seat, generation=generation))
+        self.say(events.WorkerSeated(t_ns=t_ns, worker=worker, seat=seat, generation=generation))
 
     def phase(self, kind: events.PhaseKind = "step", *, ms: float = 90, steps: int = 1) -> None:
         """Commit a phase on all ranks; `steps`: equal steps as one event."""
@@ -102,7 +101,7 @@ class WrittenRun:
     def save(self) -> None:
         """Write a checkpoint."""
         self.phase("checkpoint", ms=300)
-        self._say(
+        self.say(
             events.CheckpointSaved(
                 t_ns=self.t_ns,
                 n=self._n,
@@ -130,13 +129,13 @@ class WrittenRun:
         )
         self.t_ns += 20 * _MS
         closed = {"t_ns": self.t_ns, "incident": number, "generation": generation}
-        self._say(events.Noticed(**closed, how="pidfd", fault=fault))
-        self._say(events.GenerationClosed(**closed))
-        self._say(events.WorkerLost(t_ns=self.t_ns, worker=old, seat=seat, fault=fault))
+        self.say(events.Noticed(**closed, how="pidfd", fault=fault))
+        self.say(events.GenerationClosed(**closed))
+        self.say(events.WorkerLost(t_ns=self.t_ns, worker=old, seat=seat, fault=fault))
         self._generation += 1
         self.t_ns += 50 * _MS
         self._join(seat)
-        self._say(
+        self.say(
             events.Decided(
                 t_ns=self.t_ns,
                 incident=number,
@@ -151,13 +150,13 @@ class WrittenRun:
         )
         self.t_ns += 500 * _MS
         opened = {"t_ns": self.t_ns, "incident": number, "generation": self._generation}
-        self._say(events.Connected(**opened))
-        self._say(events.GenerationOpened(**opened, n=self._n))
+        self.say(events.Connected(**opened))
+        self.say(events.GenerationOpened(**opened, n=self._n))
 
     def end(self) -> None:
         """End the run."""
         self.t_ns += 50 * _MS
-        self._say(
+        self.say(
             events.RunEnded(t_ns=self.t_ns, outcome="done", exit_code=0, n=self._n, step=self._step)
         )
         self.close()

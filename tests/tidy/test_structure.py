@@ -66,8 +66,9 @@ from pathlib import Path
 # Two runs side by side: 4 with tests, 570.
 # Zoom, logs that are followed, predictions: 2 with tests, 380.
 # A run that is resumed by its directory, the newest run, reports: 4 with tests, 330.
+# Accessibility of pages, and pictures of them: 2, 200.
 CEILINGS = {
-    "modules": 676,
+    "modules": 678,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -76,7 +77,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 140896,
+    "lines": 141096,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from tests.telemetry.synthetic_run import SyntheticRun
-from tests.web.conftest import serving
+from tests.web.conftest import opened, serving
 
 from outlast.cli.main import main
 
@@ -19,28 +18,6 @@ pytestmark = [
 ]
 
 WAIT_MS = 60_000  # for a report on a busy machine
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Debian's Chromium."""
-    with sync_playwright() as playwright:
-        path = shutil.which("chromium")
-        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-
-
-def opened(browser: Browser, link: str, width: int = 1280, scheme: str = "light") -> Page:
-    """Open a page that must not complain."""
-    page = browser.new_page(
-        viewport={"width": width, "height": 900},
-        color_scheme="dark" if scheme == "dark" else "light",
-    )
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(link)
-    assert complaints == []
-    return page
 
 
 def test_a_live_page_follows_a_kill_and_the_end(browser: Browser, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_a_quiet_run_is_not_training(tmp_path: Path) -> None:
         quiet.answers[0].level == "bad" and "no commit for 1 h 06" in answer(quiet, "training")[1]
     )
     assert answer(fresh, "finish")[0].startswith("in ")
+    assert " UTC</time>" in render_parts(fresh)["answers"]
     assert "$" in answer(read(tmp_path, price=3.5), "finish")[1]
 
 

@@ -88,7 +88,7 @@ def timeline(times: DrawnAccount, axis: TimeAxis) -> str:
             begin, end = (round(X * axis.share(t), 1) for t in (span.begin_ns, span.end_ns))
             paths.setdefault(span.bucket, []).append(f"M{begin:g} {row * each:g}h{end - begin:g}")
         shapes += [
-            f'<path class="lane {bucket}" d="{_closed(parts, 0.86 * each)}"/>'
+            f'<path class="lane {bucket}" d="{_closed(parts, each - min(2, each // 4))}"/>'
             for bucket, parts in paths.items()
         ]
     labels = [

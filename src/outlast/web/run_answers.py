@@ -105,7 +105,7 @@ def answers(
         _speed(summary, times, predicted),
         _broken(summary, run_incidents),
         _safety(events, summary, now_ns),
-        _finish(summary, times, price_per_hour, now_ns),
+        _finish(summary, times, price_per_hour, now_ns if life == "running" else None),
     )
 
 
@@ -239,7 +239,7 @@ def _safety(events: Sequence[AnyEvent], summary: RunSummary, now_ns: int) -> Pag
 
 
 def _finish(
-    summary: RunSummary, times: StepTimes, price_per_hour: float, now_ns: int
+    summary: RunSummary, times: StepTimes, price_per_hour: float, now_ns: int | None
 ) -> PageAnswer:
     spent = f"{duration(summary.wall_s)} so far"
     dollars = f", ${price_per_hour * summary.wall_s / 3600:,.0f}" if price_per_hour else ""
@@ -252,7 +252,8 @@ def _finish(
         ettr = max(summary.ettr or 0.0, 0.01)
         low_s, high_s = times.band_s()
         rest_s = rest * times.median_s(TREND_SHARE) / ettr
-        figure, at_ns = f"in {duration(rest_s)}", now_ns + round(rest_s * 1e9)
+        figure = f"in {duration(rest_s)}"
+        at_ns = None if now_ns is None else now_ns + round(rest_s * 1e9)
         lines.append(
             f"{duration(rest * low_s)} to {duration(rest * high_s / ettr)}: quartiles of the newest"
             " steps, without failures and at this ETTR"
