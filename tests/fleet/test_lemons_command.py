@@ -153,7 +153,9 @@ def test_metrics_name_the_lemon_and_rates(lake: Path, tmp_path: Path) -> None:
     name = next(name for name in found if name.startswith("outlast_fleet_lemons"))
     cluster = name.partition('"')[2].partition('"')[0]
     assert found[name] == 1
-    assert found[f'outlast_fleet_lemon_failures{{cluster="{cluster}",node="n7"}}'] == 10
+    assert (
+        found[f'outlast_fleet_lemon_failures{{cluster="{cluster}",node="n7",partition=""}}'] == 10
+    )
     states = [value for name, value in found.items() if name.startswith("outlast_fleet_attempts")]
     assert sum(states) == 60 * 28 + 1
     missing = ["fleet", "report", str(lake), "--metrics-file", str(tmp_path / "no" / "f.prom")]

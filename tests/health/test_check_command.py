@@ -335,10 +335,11 @@ def test_metrics_of_a_report_have_its_verdict(own: Any, tmp_path: Path) -> None:
     file = tmp_path / "check.prom"
     assert main([*own("drain"), "--metrics-file", str(file)]) == 1
     text = file.read_text()
-    assert 'outlast_check_severity{profile="periodic",severity="drain"} 1.0' in text
-    assert 'outlast_check_severity{profile="periodic",severity="healthy"} 0.0' in text
-    assert 'outlast_check_findings{check="weather",profile="periodic",severity="drain"} 1.0' in text
-    assert 'outlast_check_node{cluster="",node="n7",profile="periodic"} 1.0' in text
+    profile = 'profile="periodic only weather"'
+    assert f'outlast_check_severity{{{profile},severity="drain"}} 1.0' in text
+    assert f'outlast_check_severity{{{profile},severity="healthy"}} 0.0' in text
+    assert f'outlast_check_findings{{check="weather",{profile},severity="drain"}} 1.0' in text
+    assert 'outlast_check_node{cluster="",node="n7",profile="periodic only weather"} 1.0' in text
 
 
 def test_metrics_that_cannot_be_written_change_no_verdict(

@@ -138,7 +138,7 @@ def _checked(request: CheckRequest) -> int:
     if request.settings and loaded and loaded.own and os.geteuid() == 0:
         _refuse_foreign(request.settings)
     _refuse_both(request)
-    export = _metrics_writer(request.metrics_file)
+    export = _metrics_writer(request.metrics_file, request.only)
     if request.replay is not None:
         report, used = _replayed(request, request.replay, loaded)
         return _shown(report, used, request.form)
@@ -196,7 +196,7 @@ def _with_ring(settings: CheckSettings, ring: RingSettings) -> CheckSettings:
     return replace(settings, ring=replace(settings.ring, **own))
 
 
-def _metrics_writer(path: Path | None) -> Callable[[NodeReport], None]:
+def _metrics_writer(path: Path | None, only: tuple[str, ...]) -> Callable[[NodeReport], None]:
     """Return what writes the metrics of a report. A file that cannot be written is named, and
     changes no verdict: it could drain a healthy node. Raises UsageError, before any check."""
     if path is None:
@@ -208,7 +208,7 @@ def _metrics_writer(path: Path | None) -> Callable[[NodeReport], None]:
 
     def export(report: NodeReport) -> None:
         try:
-            write_metrics(path, check_metrics(report))
+            write_metrics(path, check_metrics(report, only))
         except StorageError as error:
             echo_error(f"outlast: {error}")
 

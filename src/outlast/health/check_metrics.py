@@ -10,9 +10,12 @@ from outlast.telemetry.metrics.metrics_file import Metric, gauge
 _NS = 1e9
 
 
-def check_metrics(report: NodeReport) -> list[Metric]:
-    """Return the metrics of a report, which all name its profile: each profile has a file."""
-    profile = report.profile
+def check_metrics(report: NodeReport, only: tuple[str, ...] = ()) -> list[Metric]:
+    """Return the metrics of a report, which all name its profile: each profile has a file.
+
+    `only`: the checks that were chosen; the profile's name has them, since the rest is unknown.
+    """
+    profile = " only ".join(filter(None, (report.profile, ",".join(sorted(only)))))
     about = {(profile, report.cluster, report.node): 1.0}
     severity = {(profile, name): float(name == report.severity) for name in WORST_FIRST}
     findings = Counter((profile, one.check, one.severity) for one in report.findings)

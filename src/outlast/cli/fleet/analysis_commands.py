@@ -103,7 +103,7 @@ def report(
         raise UsageError("give --out report.html, or --json, or --metrics-file FILE")
     if out is not None:
         _check_output(out)
-    export = _metrics_writer(metrics_file)
+    export = _metrics_writer(metrics_file, selection)
     check_size(selection.above_gpus)
     opened = Lake.open(lake)
     notes: list[str] = []
@@ -138,7 +138,7 @@ def report(
     return EXIT_DONE
 
 
-def _metrics_writer(path: Path | None) -> Callable[[FleetReport], None]:
+def _metrics_writer(path: Path | None, selection: LakeSelection) -> Callable[[FleetReport], None]:
     """Return what writes the metrics of a report. Raises UsageError."""
     if path is None:
         return lambda _: None
@@ -146,7 +146,12 @@ def _metrics_writer(path: Path | None) -> Callable[[FleetReport], None]:
     from outlast.telemetry.metrics.metrics_file import check_metrics_file, write_metrics
 
     check_metrics_file(path, "nothing was written")
-    return lambda report: write_metrics(path, report_metrics(report))
+    partition, size = selection.partition or "", selection.above_gpus
+
+    def export(report: FleetReport) -> None:
+        write_metrics(path, report_metrics(report, partition=partition, above_gpus=size))
+
+    return export
 
 
 def _check_output(out: Path) -> None:

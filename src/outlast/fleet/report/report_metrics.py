@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from outlast.fleet.analysis.exposure import LARGE_GPUS
 from outlast.fleet.report.fleet_report import FleetReport
 from outlast.fleet.report.report_sections import LEMON, Headline
 from outlast.telemetry.metrics.metrics_file import Metric, gauge
@@ -11,61 +12,67 @@ from outlast.telemetry.metrics.metrics_file import Metric, gauge
 _NS = 1e9
 _HOUR_S = 3600.0
 _1000_DAYS_S = 1000 * 86_400.0
-_BOUND = ("cluster", "bound")
+_SOURCE = ("cluster", "partition")
+_Rows = dict[str, list[dict[str, Any]]]
 
 
-def report_metrics(report: FleetReport) -> list[Metric]:
-    """Return the metrics of a report, which all name its cluster. A figure that the records do
-    not give is missing, not zero."""
-    cluster = report.cluster
+def report_metrics(
+    report: FleetReport, *, partition: str = "", above_gpus: int = LARGE_GPUS
+) -> list[Metric]:
+    """Return the metrics of a report, which all name its cluster and partition ("": all). A figure
+    that the records do not give is missing, not zero. `above_gpus`: of large jobs."""
+    source = (report.cluster, partition)
     heads = {one.key: one for one in report.headlines}
     rows = {one.key: one.rows for one in report.sections}
-    of_cluster = ("cluster",)
     found = [
         gauge(
             "fleet_period_begin_timestamp_seconds",
             "First time of the report's period.",
-            {(cluster,): report.since_ns / _NS},
-            of_cluster,
+            {source: report.since_ns / _NS},
+            _SOURCE,
         ),
         gauge(
             "fleet_period_end_timestamp_seconds",
             "Time at which the report's period ends.",
-            {(cluster,): report.until_ns / _NS},
-            of_cluster,
+            {source: report.until_ns / _NS},
+            _SOURCE,
         ),
         gauge(
             "fleet_records",
             "Records in the period, by kind.",
-            {(cluster, kind): float(count) for kind, count in report.records.items()},
-            ("cluster", "kind"),
+            {(*source, kind): float(count) for kind, count in report.records.items()},
+            (*_SOURCE, "kind"),
         ),
         gauge(
             "fleet_failures_per_node_second",
             "Failures of large jobs by infrastructure (r_f), with its 90 % interval.",
-            _rate(cluster, heads.get("r_f")),
-            _BOUND,
+            _rate((*source, str(above_gpus)), heads.get("r_f")),
+            (*_SOURCE, "above_gpus", "bound"),
         ),
         gauge(
             "fleet_outages_per_node_second",
             "Outages of nodes, where no job shows failures, with its 90 % interval.",
-            _rate(cluster, heads.get("outages")),
-            _BOUND,
+            _rate(source, heads.get("outages")),
+            (*_SOURCE, "bound"),
         ),
-        *_of_jobs(cluster, rows),
+        *_of_jobs(source, rows),
     ]
     lost = heads.get("lost")
-    lost_s = {(cluster,): lost.value * _HOUR_S} if lost and lost.value is not None else {}
+    lost_s = {source: lost.value * _HOUR_S} if lost and lost.value is not None else {}
     text = "GPU time of work lost to failures and to preemptions that they caused."
-    return [*found, gauge("fleet_lost_gpu_seconds", text, lost_s, of_cluster), *_lemons(report)]
+    return [
+        *found,
+        gauge("fleet_lost_gpu_seconds", text, lost_s, _SOURCE),
+        *_lemons(source, heads, rows),
+    ]
 
 
-def _rate(cluster: str, head: Headline | None) -> dict[tuple[str, ...], float]:
+def _rate(labels: tuple[str, ...], head: Headline | None) -> dict[tuple[str, ...], float]:
     """Return the bounds of a headline in 1000 node-days as a rate per node-second."""
     if head is None:
         return {}
-    per_1000_days = _interval((cluster,), head.value, head.low, head.high)
-    return {labels: one / _1000_DAYS_S for labels, one in per_1000_days.items()}
+    per_1000_days = _interval(labels, head.value, head.low, head.high)
+    return {each: one / _1000_DAYS_S for each, one in per_1000_days.items()}
 
 
 def _interval(
@@ -75,17 +82,17 @@ def _interval(
     return {(*labels, name): one for name, one in bounds.items() if one is not None}
 
 
-def _of_jobs(cluster: str, rows: dict[str, list[dict[str, Any]]]) -> list[Metric]:
+def _of_jobs(source: tuple[str, str], rows: _Rows) -> list[Metric]:
     attempts: dict[tuple[str, ...], float] = {}
     gpu_s: dict[tuple[str, ...], float] = {}
     for row in rows.get("states", ()):
-        labels = (cluster, str(row["state"]), row["of"])
+        labels = (*source, str(row["state"]), row["of"])
         attempts[labels] = row["jobs"]
         gpu_s[labels] = row["gpu_hours"] * _HOUR_S
     ettr: dict[tuple[str, ...], float] = {}
     for row in rows.get("ettr", ()):
-        ettr |= _interval((cluster, str(row["bucket"])), row["ettr"], row["low"], row["high"])
-    by_state = ("cluster", "state", "ended_by")
+        ettr |= _interval((*source, str(row["bucket"])), row["ettr"], row["low"], row["high"])
+    by_state = (*_SOURCE, "state", "ended_by")
     about = "of attempts, by final state and by what ended them."
     return [
         gauge("fleet_attempts", f"Number {about}", attempts, by_state),
@@ -95,21 +102,19 @@ def _of_jobs(cluster: str, rows: dict[str, list[dict[str, Any]]]) -> list[Metric
             "ETTR of job runs of up to this many GPUs, hourly checkpoints assumed, with its 90 %"
             " interval.",
             ettr,
-            ("cluster", "gpus", "bound"),
+            (*_SOURCE, "gpus", "bound"),
         ),
     ]
 
 
-def _lemons(report: FleetReport) -> list[Metric]:
-    cluster = report.cluster
-    nodes = next((one.rows for one in report.sections if one.key == "lemons"), [])
-    bad = [row for row in nodes if row["called"] == LEMON]
-    head = next((one for one in report.headlines if one.key == "lemons"), None)
-    count = {(cluster,): head.value} if head and head.value is not None else {}
-    failures = {(cluster, str(row["node"])): float(row["failures"]) for row in bad}
+def _lemons(source: tuple[str, str], heads: dict[str, Headline], rows: _Rows) -> list[Metric]:
+    bad = [row for row in rows.get("lemons", ()) if row["called"] == LEMON]
+    head = heads.get("lemons")
+    count = {source: head.value} if head and head.value is not None else {}
+    failures = {(*source, str(row["node"])): float(row["failures"]) for row in bad}
     text = "Nodes that fail more often than chance explains."
     each = "Failures of each such node in the ranked period."
     return [
-        gauge("fleet_lemons", text, count, ("cluster",)),
-        gauge("fleet_lemon_failures", each, failures, ("cluster", "node")),
+        gauge("fleet_lemons", text, count, _SOURCE),
+        gauge("fleet_lemon_failures", each, failures, (*_SOURCE, "node")),
     ]
