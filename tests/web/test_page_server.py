@@ -73,6 +73,9 @@ def test_a_run_is_served_and_followed_to_its_end(run: SyntheticRun) -> None:
         log = get(link, "/runs/gpt/logs/0")
         assert log.headers["content-type"].startswith("text/plain")
         assert len(log.body) < 200_000
+        assert get(link, "/runs/gpt/logs/0/other").status == 404
+        followed = get(link, "/runs/gpt/logs/5/follow")  # the run has ended, and so does it
+        assert followed.body == b"rank 5 has written nothing\n"
         secret = get(link, "/runs/gpt/logs/1")
         assert secret.status == 404 and b"root:" not in secret.body
         for path in ("/runs/other", "/runs/..%2f..%2fetc", "/runs/gpt/logs/..%2f0", "/etc/passwd"):

@@ -81,7 +81,7 @@ class RunPages:
             Route("/runs/{name}/stream", self.stream),
             Route("/runs/{name}/window", self.window),
             Route("/runs/{name}/logs/{rank:int}", self.log),
-            Route("/runs/{name}/logs/{rank:int}/{follow}", self.log),
+            Route("/runs/{name}/logs/{rank:int}/follow", self.log),
             Route("/runs/{name}/predicted", self.predicted),
             Route("/runs/{name}/plan", self.plan),
             Route("/compare", self.compare),
@@ -233,8 +233,9 @@ class RunPages:
             text = await anyio.to_thread.run_sync(log.read_on)
         except (OSError, CorruptionError) as error:
             return PlainTextResponse(f"the log of rank {rank} cannot be read: {error}", 404)
-        if not request.path_params.get("follow"):
-            return PlainTextResponse(text or f"rank {rank} has written nothing\n")
+        text = text or f"rank {rank} has written nothing\n"
+        if not request.url.path.endswith("/follow"):
+            return PlainTextResponse(text)
         if self._viewers >= VIEWERS_MAX:
             return PlainTextResponse(f"{VIEWERS_MAX} pages are open already", 503)
         return StreamingResponse(self._followed(name, log, text), media_type="text/plain")
