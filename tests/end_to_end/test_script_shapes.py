@@ -12,6 +12,7 @@ from outlast import events
 pytestmark = pytest.mark.process
 TWO_MODELS = Path(__file__).with_name("jobs") / "two_models_job.py"
 ODD_JOB = Path(__file__).with_name("jobs") / "unusual_phases_job.py"
+BEHIND = Path(__file__).with_name("jobs") / "job_behind_its_loop.py"
 
 
 @pytest.mark.long
@@ -68,3 +69,16 @@ def test_steps_outside_of_batches_are_noted(runner: Runner, tmp_path: Path) -> N
     assert outcome.code == 0, outcome.output
     notes = [e.text for e in outcome.events if isinstance(e, events.Note)]
     assert any("are not counted" in text for text in notes), notes
+
+
+@pytest.mark.parametrize("loops", [(), ("--epochs",)])
+def test_code_behind_the_loop_has_run_once(
+    runner: Runner, tmp_path_factory: pytest.TempPathFactory, loops: tuple[str, ...]
+) -> None:
+    """A rank dies in the evaluation behind it: variables, draws and schedulers are as they were."""
+    undisturbed = Runner(tmp_path_factory.mktemp("behind")).run(script=BEHIND, job=loops)
+    assert undisturbed.code == 0, undisturbed.output
+    outcome = runner.run("--spares=1", script=BEHIND, job=(*loops, "--die=0"))
+    assert outcome.code == 0, outcome.output
+    assert outcome.ranks == undisturbed.ranks
+    assert [i["rung"] for i in outcome.summary["incidents"]] == ["replace"]

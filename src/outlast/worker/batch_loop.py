@@ -68,6 +68,7 @@ class BatchLoop:
         self._turns: int | None = None  # epochs of the script's loop over them
         self._turn = 0  # the current one
         self._has_begun = False  # its loop over batches
+        self._is_first = True  # no loop over batches has begun in this process
         self.index = 0  # of the newest batch, in its epoch
         self._newest: dict[str, Any] = {}  # description of the newest draw
 
@@ -149,8 +150,8 @@ class BatchLoop:
                 self._source.close()
 
     def _leave(self) -> None:
-        self._joining.leave_loop()
-        self._auditor.loop_ended(not self.pending and self._joining.walk is None)
+        has_state = self._joining.leave_loop()
+        self._auditor.loop_ended(not self.pending and has_state)
 
     def _open(self, loader: Any) -> BatchSource:
         """Return the source of a loader, which stays that of the loop while the loader does."""
@@ -185,10 +186,11 @@ class BatchLoop:
             )
         self._has_begun = True
         source = self._open(loader)
-        if not self._has_drawn:
-            self._timeline.loop(until, self._turns, source.length)
         walk = self._joining.walk
-        again = not self._has_drawn and walk is not None and bool(walk.slot.batch)
+        again = self._is_first and walk is not None and bool(walk.slot.batch)
+        if self._is_first:
+            self._timeline.loop(until, self._turns, source.length)
+        self._is_first = False
         if walk is not None and again:
             self._place.head[:] = walk.slot.head
             self._place.head_between[:] = walk.slot.head_between

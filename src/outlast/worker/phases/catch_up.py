@@ -139,10 +139,22 @@ class CatchUp:
         self.result_lost = False
         self._owner.protected_state().local.kept = frozenset()
 
-    def leave_loop(self) -> None:
-        """End the walk at the end of the loop, unless completed phases follow the loop."""
-        if self.walk is not None and not self.walk.remaining:
-            self.join()
+    def leave_loop(self) -> bool:
+        """Return whether this worker has the job's state at the end of the loop: it takes it over,
+        unless completed phases follow the loop. The walk goes on to the next phase, since the
+        others' state there has what the script does before it."""
+        walk = self.walk
+        if walk is None or walk.remaining:
+            return walk is None
+        self.recover()
+        protected = self._owner.protected_state()
+        here = codec.decode(protected.own_choices())
+        self._recovery.adopt_staged_state()
+        if not walk.after and not walk.slot.at_draw:
+            self.restore_walked()
+            protected.restore_choices(here)
+            protected_state.restore(here["random"], protected.generators)
+        return True
 
     def begin_from_copy(self) -> None:
         """Take over the state of a copy that was made at this draw, for the last time: what the
