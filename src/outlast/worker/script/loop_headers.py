@@ -49,7 +49,7 @@ def refuse_header(refuse: Callable[..., None], name: str) -> None:
 def _refuse_gathering(refuse: Callable[..., None], name: str) -> None:
     """Refuse a loop inside a comprehension, `list(...)`. The frames looked at are generators, and
     the function that takes the values."""
-    frame = sys._getframe(2)  # noqa: SLF001 - no other access to the script's frames
+    frame = sys._getframe(3).f_back  # noqa: SLF001 - no other access to the script's frames
     gathered, is_last = "", False
     while frame is not None and not is_last and not gathered:
         if not is_outlasts_file(frame.f_code.co_filename):
