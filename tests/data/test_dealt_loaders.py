@@ -53,7 +53,7 @@ class OneRank:
         self.groups = SimGroups(world, rank)
         self.loader = make(rank)
         self.deal = RankDeal(cast("GroupRegistry", self.groups), lambda _text, _key: None)
-        self.deal.set_loader(self.loader, MESSAGES)
+        self.deal.set_loader(self.loader, MESSAGES, sets_epochs=True)
         assert not self.deal.needs
         self.source = open_source(self.loader, MESSAGES)
         self.batch: list[int] = []

@@ -29,7 +29,7 @@ def reasons(make: Maker, world: int = 2) -> str:
     orders = []
     for rank in range(world):
         deal = RankDeal(cast("GroupRegistry", SimGroups(world, rank)), lambda _text, _key: None)
-        deal.set_loader(make(rank), MESSAGES)
+        deal.set_loader(make(rank), MESSAGES, sets_epochs=True)
         if deal.needs:
             return deal.needs
         before = random_state.snapshot()
