@@ -12,8 +12,7 @@ import outlast
 
 
 class AverageMeter:
-    def __init__(self):
-        self.sum, self.count = 0.0, 0
+    sum, count = 0.0, 0
 
     def update(self, value, n=1):
         self.sum += value * n
@@ -24,9 +23,7 @@ def train_epoch(epoch, loader, step):
     losses = AverageMeter()
     model.train()
     for index, batch in session.enumerate(loader):
-        if index == 2:
-            losses.update(0.5, n=epoch)
-        losses.update(batch[0].mean().item(), len(batch[0]))
+        losses.update(batch[0].mean().item(), n=epoch + index)
         session.run(step, batch)
     return losses.sum / losses.count
 
@@ -50,25 +47,21 @@ def main():
         loss.backward()
         optimizer.step()
 
-    best = {"epoch": -1, "loss": 1e9}
-    log = []
+    best, log = {"epoch": -1, "loss": 1e9}, []
     for epoch in session.epochs(range(2, 5)):
-        before = session.run(validate, *data[session.rank :: 4])
-        mean = train_epoch(epoch, loader, train_step)
+        log += [session.run(validate, *data[session.rank :: 4])]
+        log += [train_epoch(epoch, loader, train_step), torch.rand(1).item()]
         after = session.run(validate, *data[session.rank :: 3])
         scheduler.step(after)
-        if after < best["loss"]:
-            best.update(epoch=epoch, loss=after)
-        log += [before, mean, after, torch.rand(1).item()]
+        best = {"epoch": epoch, "loss": after} if after < best["loss"] else best
         sampler.set_epoch(epoch * 3)
     return best, log
 
 
 session = outlast.init()
 torch.manual_seed(0)
-model = DistributedDataParallel(
-    nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Dropout(0.2), nn.Linear(12, 3))
-)
+model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Dropout(0.2), nn.Linear(12, 3))
+model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
 data = TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))

@@ -45,7 +45,7 @@ def test_names_in_arguments_of_run_that_are_not_called_there() -> None:
 
 def test_a_function_of_later_phases_may_read_gradients() -> None:
     for number in range(1):
-        loop = TrainingLoop(sys._getframe())
+        loop = TrainingLoop(sys._getframe(), {})
         assert loop.reads_gradients({plain.__code__}) == ""
         session.run(plain if number == 0 else reader, number)
         session.run(partial(reader, number))
@@ -53,6 +53,6 @@ def test_a_function_of_later_phases_may_read_gradients() -> None:
 
 def test_a_function_that_the_loop_calls_may_not() -> None:
     for number in range(1):
-        loop = TrainingLoop(sys._getframe())
+        loop = TrainingLoop(sys._getframe(), {})
         assert loop.reads_gradients({plain.__code__}) == "reader"
         session.run(plain, reader(number))

@@ -71,6 +71,7 @@ class ScriptVariables(Refusals):
         self._phases: dict[str, dict[Path, ValueSpot]] = {}  # by key: the values before it
         self._changed: dict[str, dict[Path, int]] = {}  # ... and how often each was left changed
         self._loops: list[TrainingLoop] | None = None
+        self._heads: dict[types.CodeType, int] = {}  # places in code where an epoch begins
         self._has_listed = False
         self._lasting = LastingLoaders(self.refuse)
         self._watch = RebindWatch(self._roots, self.carried)
@@ -248,6 +249,7 @@ class ScriptVariables(Refusals):
         """Check the loop over epochs before its first one."""
         if not self._alone:
             refuse_header(self.refuse, "epochs")
+            self._heads = {frame.f_code: frame.f_lasti for frame in own_frames()}
 
     def at_top(self) -> None:
         """Check the loop's values before its body begins with a new batch."""
@@ -255,7 +257,7 @@ class ScriptVariables(Refusals):
             return
         if self._loops is None:
             self._lasting.accept()
-            self._loops = [TrainingLoop(frame) for frame in own_frames()]
+            self._loops = [TrainingLoop(frame, self._heads) for frame in own_frames()]
             refuse_header(self.refuse, "batches")
         self._carry_modes()
         for path, new in self._watch.changes(self._protected()):
@@ -335,10 +337,7 @@ class ScriptVariables(Refusals):
 
     def _carry_modes(self) -> None:
         """Carry the process modes that the script has changed since its first step."""
-        modes: dict[str, dict[str, Any]] = {
-            "torch": TORCH_MODES.snapshot(),
-            "environment": ENVIRONMENT.snapshot(),
-        }
+        modes = {"torch": TORCH_MODES.snapshot(), "environment": ENVIRONMENT.snapshot()}
         self._modes = self._modes or modes
         for kind, before in self._modes.items():
             if modes[kind] == before:

@@ -79,9 +79,11 @@ def names_given_to_run(code: types.CodeType, offsets: frozenset[int]) -> set[str
 
 
 class TrainingLoop:
-    """A frame that holds the training loop, and the values that its body reaches."""
+    """A frame that holds the training loop, and the values that its body reaches. `heads`: where
+    an epoch begins in code; a statement around the epoch (`total += train()`) has read its names by
+    the time of a draw."""
 
-    def __init__(self, frame: types.FrameType) -> None:
+    def __init__(self, frame: types.FrameType, heads: Mapping[types.CodeType, int]) -> None:
         self._code, self.root = frame.f_code, root_of(frame)
         # During phases, between two iterations, a generator's frame is not on the stack.
         self.is_generator = bool(self._code.co_flags & inspect.CO_GENERATOR)
@@ -93,7 +95,8 @@ class TrainingLoop:
         self._add_locals(inner, frame, names_of(self._code, self._offsets).read)
         inner.walk()
         called = frozenset[str]().union(*(each.names.outer for each in inner.codes[1:]))
-        self._live = flow.live_after(frame.f_lasti, called)
+        places = {frame.f_lasti, heads.get(self._code, frame.f_lasti)}
+        self._live = set[str]().union(*(flow.live_after(place, called) for place in places))
         self._rebound = stored & self._live
         self._without = frozenset((self.root, ("name", name)) for name in stored - self._live)
         self._before: dict[Path, ValueSpot] = {}
