@@ -208,13 +208,13 @@ class _Parser(ArgumentParser):
 def _parser() -> ArgumentParser:
     parser = _Parser(
         prog="outlast run",
-        description="Launch as with torchrun; every flag of torchrun's is understood. Continue a"
-        " run with its own script and flags: outlast run --resume [RUN_DIR|last]",
+        description="Launch as with torchrun, with every flag of it. Continue a run with its own"
+        " script and flags: outlast run --resume [RUN_DIR|last]",
         parents=[_torch.get(_RUN, "get_args_parser")()],
         add_help=False,
     )
-    ours = parser.add_argument_group("outlast")
-    add = ours.add_argument
+    add = parser.add_argument_group("outlast").add_argument
+    parser._action_groups.insert(0, parser._action_groups.pop())  # noqa: SLF001 - ours come first
     add(
         "--spares",
         type=int,
