@@ -65,7 +65,11 @@ def test_a_run_that_was_interrupted_goes_on_by_the_command_that_it_printed(tmp_p
     ("argv", "message", "code"),
     [
         (["--resume"], "runs/ holds none", EXIT_USAGE),
-        (["--resume=missing"], "the command of this run is unknown", EXIT_USER_ERROR),
+        (
+            ["--plain", "--resume=missing", "--json"],
+            "the command of this run is unknown",
+            EXIT_USER_ERROR,
+        ),
         (["--resume", "missing", "--spares=1"], "--spares=1 cannot follow --resume", EXIT_USAGE),
         (["--resume", "missing", "train.py"], "train.py cannot follow --resume", EXIT_USAGE),
     ],

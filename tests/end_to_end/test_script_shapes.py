@@ -82,3 +82,15 @@ def test_code_behind_the_loop_has_run_once(
     assert outcome.code == 0, outcome.output
     assert outcome.ranks == undisturbed.ranks
     assert [i["rung"] for i in outcome.summary["incidents"]] == ["replace"]
+
+
+def test_a_place_behind_the_last_batch_of_an_epoch_is_resumed_once(
+    runner: Runner, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A rank dies behind the evaluation of an epoch that is not the last one."""
+    undisturbed = Runner(tmp_path_factory.mktemp("epochs")).run(script=BEHIND, job=("--epochs",))
+    fault = "--fault=kill:rank=1,step=3,phase=done"
+    outcome = runner.run("--spares=1", fault, script=BEHIND, job=("--epochs",))
+    assert outcome.code == 0, outcome.output
+    assert "in the evaluation after step 2" in outcome.output
+    assert outcome.ranks == undisturbed.ranks

@@ -147,6 +147,7 @@ ERRORS = {
         "for _ in session.epochs(2):\n  list(session.batches([1], epochs=1))",
         "each iteration is one epoch",
     ),
+    "epochs of an iterator": ("session.epochs(iter([1]))", "takes a number or a range"),
     "two loops in an epoch": (
         "for _ in session.epochs(2):\n  list(session.batches([1])); list(session.batches([1]))",
         "called twice in one epoch",

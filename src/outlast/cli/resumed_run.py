@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
 import msgspec
 
+from outlast import config
 from outlast.cli.newest_run import LAST, chosen_run
 from outlast.errors import RunDirError, UsageError
 from outlast.launch.torchrun_arguments import RunPlan, read_plan
@@ -21,10 +23,12 @@ def resumed_plan(argv: list[str]) -> RunPlan | None:
 
     Raises UsageError for flags that a resumed run cannot take, RunDirError if the run is unknown.
     """
-    first, *others = argv or [""]
+    before = list(itertools.takewhile(_SHOWN.__contains__, argv))
+    first, *others = argv[len(before) :] or [""]
     name, _, value = first.partition("=")
     if name != _FLAG:
         return None
+    config.check_torch()
     if not value:
         value = others.pop(0) if others and not others[0].startswith("-") else str(LAST)
     run_dir = chosen_run(Path(value)).absolute()
@@ -47,5 +51,5 @@ def resumed_plan(argv: list[str]) -> RunPlan | None:
             f"the working directory of the run, {stored.cwd}, cannot be entered"
             f" ({error.strerror}); nothing was started"
         ) from error
-    shown = {field: flag in others for flag, field in _SHOWN.items()}
+    shown = {field: flag in [*before, *others] for flag, field in _SHOWN.items()}
     return msgspec.structs.replace(stored.plan, run_dir=str(run_dir), **shown)

@@ -189,8 +189,14 @@ class Session:
 
         A replacement worker begins in the current epoch: it repeats code between the beginning of
         the epoch and the loop over its batches, with the variables that the lost worker had there.
+        Raises UsageError for anything but a number or a range.
         """
         numbers = range(epochs) if isinstance(epochs, int) else epochs
+        if not isinstance(numbers, range):
+            raise UsageError(
+                f"session.epochs takes a number or a range, not {epochs!r}: another iterator has no"
+                " place at which a replacement worker could continue"
+            )
         return self._worker.enter_loop(None).epochs(numbers)
 
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -48,8 +48,8 @@ def evaluate(*, is_last):
 
 values, count = [], 0
 if args.epochs:
-    for epoch in session.epochs(2):
-        for index in session.batches(None, until=2 * epoch + 2):
+    for _ in session.epochs(2):
+        for index in session.batches([0, 1]):
             session.run(train_step, index)
             count += 1
         values.append(session.run(evaluate, is_last=False))

@@ -26,7 +26,7 @@ def report(run_dir: Path | None = None, *, out: Path | None = None, json: bool =
 
     `report.svg` has the loss and the time of each rank, with incidents;
     `report.html` is the page of `outlast view`, which a browser opens from disk.
-    Reports of before are replaced.
+    Earlier reports are replaced.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _written(path: Path, extra: str, make: Callable[[Path], None]) -> str:
 def _draw(run_dir: Path, path: Path) -> None:
     from outlast.telemetry.run_figure import report as draw_report
 
-    draw_report([(run_dir, run_dir.name)], path)
+    draw_report([(run_dir, run_dir.absolute().name)], path)
 
 
 def _write_page(run_dir: Path, path: Path) -> None:
