@@ -162,7 +162,9 @@ def test_ranks_leave_a_node_that_is_set_to_drain(jobs: Jobs) -> None:
     calm = jobs.submit("calm", job=("ddp", str(jobs.folder / "none")))
     jobs.slurm.wait_for_state(calm, "COMPLETED")
     (hold := jobs.folder / "hold").touch()
-    job = jobs.submit("drained", nodes=2, spares=1, job=("ddp", str(hold)))
+    # A rank that stands 10 steps before the end decides nothing: it gets there after two looks.
+    pace = str(3 * LOOK_S / STEPS)
+    job = jobs.submit("drained", nodes=2, spares=1, job=("ddp", str(hold), pace))
     run_dir = jobs.folder / "drained" / "runs" / f"slurm-{job}"
     jobs.wait_for_step("drained", job, 20)
     jobs.slurm.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=a bad fan")
@@ -170,7 +172,11 @@ def test_ranks_leave_a_node_that_is_set_to_drain(jobs: Jobs) -> None:
     def decides() -> bool:
         return any(isinstance(one, Decided) for one in read_events(run_dir))
 
-    wait_for(decides, "the move from n2", 3 * LOOK_S)
+    try:
+        wait_for(decides, "the move from n2", 3 * LOOK_S)
+    except AssertionError as error:
+        error.add_note(jobs.output("drained", job))
+        raise
     hold.unlink()
     ended = jobs.slurm.wait_for_state(job, "COMPLETED", "FAILED", "PENDING", "NODE_FAIL")
     output = jobs.output("drained", job)
