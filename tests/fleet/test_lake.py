@@ -295,16 +295,6 @@ def test_lake_json_names_what_is_there(tmp_path: Path) -> None:
     assert raw["version"] == VERSION
 
 
-@pytest.mark.parametrize("left", [0, 3, 100])
-def test_a_file_that_was_cut_is_named(tmp_path: Path, left: int) -> None:
-    """A copy that broke off once ended in a traceback of somebody else's."""
-    put(tmp_path, finding(0))
-    (file,) = tmp_path.rglob("*.parquet")
-    file.write_bytes(file.read_bytes()[:left])
-    with pytest.raises(LakeError, match=rf"{file.name} is (damaged|not to be read)"):
-        Lake.open(tmp_path)
-
-
 def test_a_node_in_two_places_is_found(tmp_path: Path) -> None:
     whole = job("1", start=0, ended=4 * HOUR)
     after = job("2", start=4 * HOUR, ended=6 * HOUR)

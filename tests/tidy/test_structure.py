@@ -67,8 +67,9 @@ from pathlib import Path
 # Zoom, logs that are followed, predictions: 2 with tests, 380.
 # A run that is resumed by its directory, the newest run, reports: 4 with tests, 330.
 # Accessibility of pages, and pictures of them: 2, 200.
+# Damage of a lake's files: 2 with tests, 110.
 CEILINGS = {
-    "modules": 678,
+    "modules": 680,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -77,7 +78,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 141096,
+    "lines": 141206,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

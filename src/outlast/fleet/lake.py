@@ -7,7 +7,6 @@ Other files are leftovers and are ignored.
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -16,10 +15,10 @@ import msgspec
 import polars as pl
 
 from outlast.errors import LakeError
+from outlast.fleet.part_damage import find_defect
 from outlast.fleet.record_tables import KIND_OF, Name, Tables, schema
 
 VERSION = 1
-PARQUET = b"PAR1"  # first and last bytes of a file
 MANIFEST = "lake.json"
 UNFINISHED = ("RUNNING", "SUSPENDED")  # their end is in a later log
 
@@ -31,13 +30,14 @@ Identity = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
 class LakePart(msgspec.Struct, frozen=True, kw_only=True):
     """File with the records of one kind and day.
 
-    `last_ns`: latest time in a record, including the ends of outages.
+    `last_ns`: latest time in a record, including the ends of outages. `digest`: `file_digest`.
     """
 
     kind: Name
     day: Day
     id: Identity
     rows: int
+    digest: str = ""  # older versions wrote none
     first_ns: Moment
     last_ns: Moment
     unfinished: int = 0  # jobs in a state of UNFINISHED, outages without an end
@@ -102,12 +102,7 @@ class Lake:
             raise LakeError(
                 f"{path} holds no records yet; `outlast fleet ingest` reads logs into it"
             )
-        for part in manifest.parts:
-            if wrong := _find_defect(path / part.file):
-                raise LakeError(
-                    f"{path / part.file} is {wrong}, which {MANIFEST} names: restore it, or read"
-                    " the logs again into a new lake"
-                )
+        refuse_damage(path, manifest.parts)
         return lake
 
     @property
@@ -187,6 +182,16 @@ def scan(path: Path, parts: Iterable[LakePart], kind: Name) -> pl.LazyFrame:
     return pl.scan_parquet(files, schema=wanted, hive_partitioning=False, glob=False)
 
 
+def refuse_damage(path: Path, parts: Iterable[LakePart]) -> None:
+    """Refuse files that are missing or damaged, the first by name. Raises LakeError."""
+    for part in parts:
+        if wrong := find_defect(path / part.file, part.digest, part.rows):
+            raise LakeError(
+                f"{path / part.file} is {wrong}, which {MANIFEST} names: restore it, or read the"
+                " logs again into a new lake"
+            )
+
+
 def read_manifest(path: Path) -> LakeManifest | None:
     """Return the manifest; None if there is none. Raises LakeError."""
     file = path / MANIFEST
@@ -222,19 +227,6 @@ def day_of(day: int) -> str:
 def day_number(name: str) -> int:
     """Return a day's number from 1970 on by its name."""
     return (dt.date.fromisoformat(name) - dt.date(1970, 1, 1)).days
-
-
-def _find_defect(file: Path) -> str:
-    """Return the defect of a Parquet file; "" if it is complete."""
-    try:
-        with file.open("rb") as data:
-            begin = data.read(len(PARQUET))
-            data.seek(-len(PARQUET), os.SEEK_END)
-            return "" if begin == data.read() == PARQUET else "damaged"
-    except (FileNotFoundError, NotADirectoryError):
-        return "missing"
-    except OSError as error:  # one that is shorter as well
-        return f"not to be read ({error.strerror})"
 
 
 class _Versioned(msgspec.Struct, frozen=True):
@@ -332,7 +324,7 @@ def merge_partition(
     return merged.drop("_new").sort("t_ns", maintain_order=True), counted
 
 
-def describe_part(kind: Name, day: str, identity: str, rows: pl.DataFrame) -> LakePart:
+def describe_part(kind: Name, day: str, identity: str, digest: str, rows: pl.DataFrame) -> LakePart:
     """Return the manifest entry of a file."""
     last = rows["t_ns"].max()
     unfinished = 0
@@ -346,6 +338,7 @@ def describe_part(kind: Name, day: str, identity: str, rows: pl.DataFrame) -> La
         day=day,
         id=identity,
         rows=rows.height,
+        digest=digest,
         unfinished=unfinished,
         first_ns=rows.select(pl.col("t_ns").min()).item(),
         last_ns=int(str(last)),

@@ -29,9 +29,11 @@ from outlast.fleet.lake import (
     day_number,
     day_of,
     read_manifest,
+    refuse_damage,
     scan,
 )
 from outlast.fleet.lake_selection import LONGEST_DAYS
+from outlast.fleet.part_damage import file_digest
 from outlast.fleet.record_tables import DAY_NS, KIND_OF, Name
 
 JOB_COLUMNS = ("cluster", "hosts", "nodes", "gpus", "start_ns", "t_ns")
@@ -237,10 +239,11 @@ class LakeWriter:
         return [*other_parts, *old.values()], AddedRecords(records, again, replaced)
 
     def _write(self, kind: Name, day: str, frame: pl.DataFrame) -> LakePart:
-        part = lake.describe_part(kind, day, secrets.token_hex(8), frame)
-        target = self.path / part.file
-        draft = self.path / READING / f"{part.id}.parquet"
+        identity = secrets.token_hex(8)
+        draft = self.path / READING / f"{identity}.parquet"
         frame.write_parquet(draft, compression="zstd", compression_level=3)
+        part = lake.describe_part(kind, day, identity, file_digest(draft), frame)
+        target = self.path / part.file
         target.parent.mkdir(parents=True, exist_ok=True)
         draft.rename(target)
         self._unsynced |= {target, target.parent, target.parent.parent}
@@ -288,6 +291,7 @@ def open_writer(path: Path, wait_s: float = WAIT_S) -> Iterator[LakeWriter]:
     try:
         with _storage_errors(path):
             manifest = read_manifest(path) or LakeManifest()
+            refuse_damage(path, manifest.parts)
             remove_leftovers(path, manifest)
             (path / READING).mkdir()
         try:
