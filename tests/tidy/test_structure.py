@@ -68,8 +68,9 @@ from pathlib import Path
 # A run that is resumed by its directory, the newest run, reports: 4 with tests, 330.
 # Accessibility of pages, and pictures of them: 2, 200.
 # Damage of a lake's files: 2 with tests, 110.
+# Exported lakes and planners: 2 with tests, 260.
 CEILINGS = {
-    "modules": 680,
+    "modules": 682,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -78,7 +79,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 141206,
+    "lines": 141466,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

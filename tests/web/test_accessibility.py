@@ -12,6 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from tests.telemetry.synthetic_run import SyntheticRun
 from tests.web.conftest import opened, serving
+from tests.web.test_lake_page import ingested
 
 from outlast.cli.main import main
 from outlast.events import LoopBegun, Note
@@ -21,7 +22,22 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("chromium"), reason="there is no Chromium on this machine"),
 ]
 GRAVE = ("serious", "critical")
-PAGES = ("", "runs/gpt", "plan?gpus=4096", "plan?gpus=luck", "export")
+PAGES = (
+    "",
+    "runs/gpt",
+    "plan?gpus=4096",
+    "plan?gpus=luck",
+    "compare?run=gpt&run=other",
+    "compare?run=gpt&run=luck",
+    "export",
+    "export --plan",
+    "lake/",
+    "lake/?partition=learn&above-gpus=8",
+    "lake/?partition=luck",
+    "lake/node?node=rsc1-0001",
+    "lake/node?node=luck",
+    "lake/export",
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +51,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ingested(tmp_path_factory.mktemp("fleet"), "--shape=rsc1", "--seed=4")
+
+
 @contextmanager
-def page_of(browser: Browser, runs: Path, name: str, width: int, scheme: str) -> Iterator[Page]:
-    if name == "export":
-        path = runs.parent / f"{runs.name}-{width}-{scheme}.html"
-        assert main(["view", str(runs / "gpt"), "--export", str(path)]) == 0
+def page_of(browser: Browser, shown: Path, name: str, width: int, scheme: str) -> Iterator[Page]:
+    if name.startswith("export"):
+        path = shown.parent / f"{name}-{width}-{scheme}.html"
+        words = ["--plan"] if "--plan" in name else [str(shown)]
+        assert main(["view", *words, "--export", str(path)]) == 0
         yield opened(browser, path.as_uri(), width, scheme)
         return
-    with serving(runs) as link:
+    with serving(shown) as link:
         is_refusal = "luck" in name
         page = browser.new_page(
             viewport={"width": width, "height": 900},
@@ -56,9 +78,10 @@ def page_of(browser: Browser, runs: Path, name: str, width: int, scheme: str) ->
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
 @pytest.mark.parametrize("name", PAGES)
 def test_axe_finds_nothing_grave(
-    browser: Browser, runs: Path, name: str, width: int, scheme: str
+    browser: Browser, runs: Path, lake: Path, name: str, width: int, scheme: str
 ) -> None:
-    with page_of(browser, runs, name, width, scheme) as page:
+    shown = lake if name.startswith("lake/") else runs / "gpt" if name == "export" else runs
+    with page_of(browser, shown, name.removeprefix("lake/"), width, scheme) as page:
         page.locator("details").evaluate_all("all => all.forEach(one => one.open = true)")
         found = Axe().run(page).response["violations"]
         grave = [

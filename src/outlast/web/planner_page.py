@@ -41,12 +41,16 @@ def render_planner(
     found: PlannerAnswer | None,
     curves: PlannerCurves | None,
     refusal: str,
+    *,
+    is_exported: bool = False,
 ) -> str:
-    """Return the page. `texts`: what its address gives; `refusal`: why there is no answer."""
+    """Return the page. `texts`: what its address gives; `refusal`: why there is no answer;
+    `is_exported`: without a server, and so without controls."""
     template = environment().get_template("planner.html.j2", globals=_globals())
     return template.render(
         answer=render_answer(found, refusal),
         curves=render_curves(curves),
+        is_exported=is_exported,
         sliders=sliders(texts),
         others=other_inputs(texts),
         strategies=STRATEGIES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import parse_qsl
 
 import anyio
 from starlette.requests import Request
@@ -26,6 +27,14 @@ def planner_routes() -> list[Route]:
         "/plan/curves": curves_response,
     }
     return [Route(path, _endpoint(respond)) for path, respond in pages.items()]
+
+
+def exported_planner(query: str) -> str:
+    """Return the page of a query as one document, without controls. Raises UsageError."""
+    texts = given_texts(parse_qsl(query, keep_blank_values=True))
+    parsed = parse_query(texts)
+    answer, curves = planner_answer(parsed), planner_curves(parsed)
+    return render_planner(texts, answer, curves, "", is_exported=True)
 
 
 def planner_home() -> Route:

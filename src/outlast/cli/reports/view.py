@@ -30,6 +30,7 @@ def view(
     port: int = PORT,
     host: str = "127.0.0.1",
     export: Path | None = None,
+    query: str = "",
     price_per_hour: float = 0.0,
 ) -> int:
     """Show a run, all runs of a directory, or a lake, on a page of this machine.
@@ -49,33 +50,41 @@ def view(
     host
         Address to listen on. Another one than loopback needs the token of the printed link.
     export
-        Write the page of the run into this file, and start no server.
+        Write the page of a run, a lake or the planner into this new file, and start no server.
+    query
+        Selection of an exported lake or planner, as in the address of its page (`gpus=4096`).
     price_per_hour
         Dollars an hour of the whole job, for its cost.
     """
-    from outlast.web.planner_pages import planner_home, planner_routes
+    from outlast.web.planner_pages import exported_planner, planner_home, planner_routes
 
     if not 0 <= port <= _PORT_MAX:
         raise UsageError(f"--port {port} is not in 0 to {_PORT_MAX}")
     if price_per_hour < 0:
         raise UsageError(f"--price-per-hour {price_per_hour:g} is negative")
+    if query and export is None:
+        raise UsageError("--query is of --export; a served page has its query in its address")
     if plan:
         if path is not None:
             raise UsageError("--plan takes no PATH: the pages of one have a link to the planner")
-        if export is not None or price_per_hour:
-            flag = "--export" if export is not None else "--price-per-hour"
-            raise UsageError(f"{flag} is of a run, and --plan shows none")
+        if price_per_hour:
+            raise UsageError("--price-per-hour is of a run, and --plan shows none")
+        if export is not None:
+            return _write(export, exported_planner(query), "planner")
         return _serve([planner_home(), *planner_routes()], "planner", host, port)
     path = chosen_run(path)
     if (path / LAKE).is_file():
-        if export is not None or price_per_hour:
-            raise UsageError(
-                f"{path} is a lake: --export and --price-per-hour are of a run; `outlast fleet"
-                f" report {path} --out FILE` writes its page"
-            )
+        if price_per_hour:
+            raise UsageError(f"{path} is a lake: --price-per-hour is of a run")
+        if export is not None:
+            from outlast.web.lake.lake_export import exported_lake
+
+            return _write(export, exported_lake(path, query), str(path))
         from outlast.web.lake.lake_pages import LakePages
 
         return _serve([*LakePages(path).routes(), *planner_routes()], path, host, port)
+    if query:
+        raise UsageError("--query is of a lake and of --plan: the page of a run is always whole")
     from outlast.web.run_pages import RunPages, find_runs
 
     runs = find_runs(path)
@@ -89,7 +98,11 @@ def _export(path: Path, runs: dict[str, Path], export: Path, price_per_hour: flo
     if len(runs) > 1:
         raise UsageError(f"--export writes the page of one run, and {path} holds {len(runs)}")
     ((name, run_dir),) = runs.items()
-    write_new(export, exported_page(run_dir, name, price_per_hour), "--export")
+    return _write(export, exported_page(run_dir, name, price_per_hour), name)
+
+
+def _write(export: Path, page: str, name: str) -> int:
+    write_new(export, page, "--export")
     echo(f"{export}: the page of {name}, as of now")
     return EXIT_DONE
 

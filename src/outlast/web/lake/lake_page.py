@@ -62,9 +62,9 @@ def render_first(headlines: Sequence[Headline]) -> str:
     return _part("first", headlines)
 
 
-def render_section(section: ReportSection, query: LakeQuery) -> str:
-    """Return a section of the report."""
-    return _part("section", section, query)
+def render_section(section: ReportSection, link: Callable[[str], str]) -> str:
+    """Return a section of the report. `link`: address of a node's page, "" without one."""
+    return _part("section", section, link)
 
 
 def render_rest(report: FleetReport, headlines: Sequence[Headline], command: str) -> str:
@@ -91,14 +91,18 @@ def render_node(
         path=str(path),
         name=_clipped(name),
         encoded=query.encoded(),
-        history=history,
-        window=f"{format_time(window_ns[0])} to {format_time(window_ns[1])}",
-        lanes=lake_figures.lanes(history.events, *window_ns) if history else "",
-        most=EVENTS_MAX,
+        body=render_history(history, window_ns) if history else "",
         refusal=refusal,
         policy=content_policy(),
         version=__version__,
     )
+
+
+def render_history(history: NodeHistory, window_ns: tuple[int, int], key: str = "") -> str:
+    """Return the history of a node. `key`: begin of its anchors in a document of several."""
+    window = f"{format_time(window_ns[0])} to {format_time(window_ns[1])}"
+    lanes = lake_figures.lanes(history.events, *window_ns)
+    return _part("history", history, window, lanes, EVENTS_MAX, key)
 
 
 def _part(name: str, *arguments: object) -> str:

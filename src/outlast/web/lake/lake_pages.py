@@ -55,7 +55,7 @@ class LakePages:
 
     def _prepare(self) -> None:
         with suppress(*FAILURES):  # the page names it
-            self._reading.answer(self._default(LakeQuery()))
+            self._reading.answer(self._reading.default(LakeQuery()))
 
     def page(self, pairs: Pairs) -> Response:
         """Serve the report with its form; refusals in it have status 400, 404 or 503."""
@@ -64,7 +64,7 @@ class LakePages:
         try:
             texts = lake_texts(pairs)
             query = parse_lake_query(texts)
-            chosen = self._default(query)
+            chosen = self._reading.default(query)
             if chosen != query:
                 return RedirectResponse(f"/?{chosen.encoded()}", 303)
             found = self._reading.answer(query)
@@ -95,7 +95,7 @@ class LakePages:
                 heads = rate_headlines(found.facts)
             yield render_first(heads)
             for drawn in self._reading.sections(found):
-                yield render_section(drawn.section, query)
+                yield render_section(drawn.section, query.node_link)
             report = found.report
             assert report is not None
             command = query.command("report", self.path) + " --out report.html"
@@ -145,11 +145,6 @@ class LakePages:
         if isinstance(error, OutlastError):
             return str(error)
         return f"{self.path} cannot be read: {error}; restore it, or read the logs again"
-
-    def _default(self, query: LakeQuery) -> LakeQuery:
-        """Return the query with the first cluster of several, if it names none."""
-        clusters = self._reading.choices(query).clusters if query.cluster is None else []
-        return parse_lake_query({**query.texts(), "cluster": clusters[0]}) if clusters else query
 
 
 def _endpoint(respond: Callable[[Pairs], Response]) -> Callable[[Request], object]:

@@ -42,6 +42,10 @@ class LakeQuery(NamedTuple):
         """Return the query of an address, with other values."""
         return urlencode({**self.texts(), **others})
 
+    def node_link(self, node: str) -> str:
+        """Return the address of a node's page; "" without a name."""
+        return f"/node?{self.encoded(node=node)}" if node else ""
+
     def command(self, command: str, lake: Path) -> str:
         """Return a command of `outlast fleet` with the same selection."""
         names = {"cluster": self.cluster, "partition": self.partition}

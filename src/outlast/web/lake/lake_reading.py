@@ -28,7 +28,7 @@ from outlast.fleet.report.fleet_report import (
     report_sections,
 )
 from outlast.fleet.report.report_sections import DrawnSection, ReportFacts
-from outlast.web.lake.lake_query import NAMELESS, LakeQuery
+from outlast.web.lake.lake_query import NAMELESS, LakeQuery, parse_lake_query
 
 T = TypeVar("T")
 WINDOWS_MAX = 2  # tables in memory
@@ -118,6 +118,11 @@ class LakeReading:
         except (OutlastError, OSError, pl.exceptions.PolarsError):
             pass  # the page shows the refusal of the query itself
         return found
+
+    def default(self, query: LakeQuery) -> LakeQuery:
+        """Return the query with the first cluster of several, if it names none."""
+        clusters = self.choices(query).clusters if query.cluster is None else []
+        return parse_lake_query({**query.texts(), "cluster": clusters[0]}) if clusters else query
 
     def _answer(self, lake: Lake, query: LakeQuery) -> LakeAnswer:
         tables, shared = self._window(lake, query)
