@@ -34,12 +34,19 @@ _HOMES = {
     "init": "outlast.worker.session",
 }
 __all__ = ["OutlastError", "Replicated", "Session", "SplitDataset", "__version__", "init"]
+is_template = False  # this process forks workers: variables that an import reads are not theirs
 
 
 def begin_worker() -> None:
     """Watch files that the script writes above `init()`; in other processes do nothing."""
     if "OUTLAST_REPEATS_TOP" in os.environ:  # `config` would import msgspec into every script
-        import_module("outlast.worker.script.start_files").watch_above_init()
+        import_module("outlast.worker.above_init.start_files").watch_above_init()
+
+
+def meet_torch() -> None:
+    """Follow what the script asks torch for above `init()`; in other processes do nothing."""
+    if not is_template and "OUTLAST_WORKER" in os.environ:
+        import_module("outlast.worker.above_init.worker_start").meet_torch()
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ RENAMING = {
     # Another library fills the draft; a file of a cache that is lost is fetched again.
     "integrations/mosaic_splits.py",
     # Files of the script, moved aside and back; nothing is written.
-    "worker/script/start_files.py",
+    "worker/above_init/start_files.py",
 }
 PATHS = re.compile(r"draft|path|target|temporary|aside")
 PLACES = re.compile(r"/(work|tmp/v\d|root)/")

@@ -2,93 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
-import importlib
 import math
-import sys
-import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import distributed as dist
 
-from outlast.config import check_torch, started_by_torchrun, worker_settings
 from outlast.errors import UsageError
-from outlast.worker.hot_worker import HotWorker
+from outlast.worker.above_init.worker_start import exit_code, start
 from outlast.worker.phases.lost_results import LostResult, is_lost
 from outlast.worker.phases.step_calls import step_key
 from outlast.worker.state.protected_state import Replicated as Replicated
 from outlast.worker.worker_process import WorkerProcess
-
-_running: list[WorkerProcess] = []  # one worker a process: torch's registry of backends forces it
-
-
-def start(*, hot_spares: bool = False) -> WorkerProcess:
-    """Make this process a worker. Raises UsageError when it is one already, ConfigError where
-    torch is too old."""
-    check_torch()
-    if _running:
-        raise UsageError("outlast.init() was called twice in one process")
-    settings = worker_settings()
-    if settings is None and started_by_torchrun():
-        raise UsageError(
-            "this script was started by torchrun, which stops every worker when one fails: start"
-            " it with `outlast run` and the same flags"
-        )
-    if dist.is_initialized():
-        raise UsageError(
-            "a process group exists already: outlast.init() makes that of the job; remove"
-            " init_process_group() from the script, or call it only if dist.is_initialized() is"
-            " false after outlast.init()"
-        )
-    if settings:
-        # The first optimizer imports it. Ranks and spares do it here: with the same variables, and
-        # where a forked worker can still start anew.
-        importlib.import_module("torch._dynamo")
-    is_spare = settings is not None and settings.seat < 0
-    worker = HotWorker(settings) if hot_spares and is_spare else WorkerProcess(settings)
-    _running.append(worker)
-    worker.take_seat()
-    _hear_what_ends_the_script(worker)
-    return worker
-
-
-def _hear_what_ends_the_script(worker: WorkerProcess) -> None:
-    show = sys.excepthook
-
-    def uncaught(
-        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-    ) -> None:
-        show(kind, error, trace)
-        worker.failed(error)
-
-    def finish() -> None:
-        # Set before any hook is read: a script may have replaced ours by its own.
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if isinstance(error, BaseException):
-            worker.failed(error)
-        worker.finish()
-
-    leave = sys.exit
-
-    @functools.wraps(leave)
-    def leaving(status: Any = None, /) -> NoReturn:
-        worker.status.exit_code = _exit_code(status)
-        leave(status)
-
-    sys.excepthook, sys.exit = uncaught, leaving
-    atexit.register(finish)
-
-
-def _exit_code(status: Any) -> int:
-    """Return the exit code of a process that ends by `SystemExit(status)`."""
-    if status is None or isinstance(status, int):
-        return (status or 0) & 0xFF
-    return 1
-
 
 T = TypeVar("T")
 
@@ -217,7 +143,7 @@ class Session:
         try:
             return self._worker.run(step_key(fn), fn, call, undo=undo)
         except SystemExit as leaving:
-            status.exit_code = _exit_code(leaving.code)
+            status.exit_code = exit_code(leaving.code)
             raise
 
     def split(self, batch: Any) -> Iterator[tuple[Any, float]]:

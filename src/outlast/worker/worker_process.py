@@ -21,6 +21,7 @@ from outlast.job_signals import JobSignals
 from outlast.transport import messages
 from outlast.transport.worker_page import Page
 from outlast.worker import flight_recorder_dump
+from outlast.worker.above_init import start_files
 from outlast.worker.auditor import Auditor
 from outlast.worker.batch_loop import BatchLoop
 from outlast.worker.compute_environment import device_of, hello, is_unassigned
@@ -43,7 +44,6 @@ from outlast.worker.phases.script_progress import Intervals, ScriptProgress, wal
 from outlast.worker.phases.step_calls import StepCalls
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.save_timing import SaveTimer, first_intervals
-from outlast.worker.script import start_files
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents

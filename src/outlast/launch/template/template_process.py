@@ -78,6 +78,7 @@ class TemplateProcess:
         self._first: list[ModuleGroup] = []  # groups of the first import
         self._files: dict[str, tuple[int, ...]] = {}
         self._middle = 0
+        outlast.is_template = True
         self._handlers = {number: signal.getsignal(number) for number in config.JOB_SIGNALS}
 
     def serve(self) -> None:
@@ -278,11 +279,14 @@ class TemplateProcess:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         config.set_environment(environment)
+        outlast.is_template = False
         frozen_objects.unfreeze_at_exit()
         _mark_memory(identity.mark)
         _draw_anew()
         if "outlast.worker.session" in sys.modules:  # else the script does not import outlast
             outlast.begin_worker()
+        if "torch" in sys.modules:
+            outlast.meet_torch()
         restart = WorkerRestart(gate, self._settings.command, environment)
         HiddenModules(self._groups, restart, self._first).hide()
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from outlast.errors import PhaseError
-from outlast.worker.script.start_files import StartFiles
+from outlast.worker.above_init.start_files import StartFiles
 
 Made = Callable[..., StartFiles]
 
@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_moved_is_refused_before_it_is_emptied(
 OTHER = """
 import sys
 from pathlib import Path
-from outlast.worker.script.start_files import StartFiles
+from outlast.worker.above_init.start_files import StartFiles
 files = StartFiles(lambda *_, **__: None, 20.0)
 files.begin()
 Path(sys.argv[1]).write_text("first")
