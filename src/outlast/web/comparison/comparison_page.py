@@ -20,6 +20,7 @@ from outlast.web.run_answers import PageAnswer
 from outlast.web.run_content import RunContent
 
 HEIGHT = 160
+PARTS = ("answers", "waterfall", "curves")
 TEXT_MAX = 300  # characters of a setting
 _TICKS = 4
 
@@ -47,32 +48,69 @@ class RunCurve(NamedTuple):
     value: NDArray[np.float64]
 
 
-def render_comparison(path: Path, runs: Sequence[ComparedRun], refusal: str = "") -> str:
-    """Return the page of two runs. `refusal`: why there is no comparison."""
-    contents = [None if isinstance(run.content, str) else run.content for run in runs]
+def render_comparison(
+    path: Path, runs: Sequence[ComparedRun], refusal: str = "", *, stream: str = ""
+) -> str:
+    """Return the page of two runs.
+
+    `refusal`: why there is no comparison; `stream`: where the server sends changes, "": nowhere.
+    """
     template = environment().get_template("comparison/comparison.html.j2")
     return template.render(
         path=str(path),
-        runs=list(zip(runs, contents, strict=True)),
+        runs=runs,
         refusal=refusal,
-        questions=_questions(contents),
-        waterfall=_waterfall(contents),
-        loss=draw_common([of and RunCurve(of.loss.step, of.loss.loss) for of in contents]),
-        step_time=draw_common(
-            [of and RunCurve(of.steps.step, of.steps.lasted_s) for of in contents]
-        ),
+        parts={} if refusal else render_comparison_parts(runs),
+        status=comparison_status(runs),
+        stream=stream,
         tables={
             "Settings": _differences([run.settings.settings for run in runs]),
             "Versions": _differences([run.settings.versions for run in runs]),
         },
-        is_live=any(content and content.life == "running" for content in contents),
         clipped=_clipped,
         asset=asset,
-        bar=page_figures.bar,
-        duration=duration,
-        percentage=percentage,
         policy=content_policy(),
         version=__version__,
+    )
+
+
+def render_comparison_parts(runs: Sequence[ComparedRun]) -> dict[str, str]:
+    """Return the parts of the page that change while a run goes on, by name."""
+    contents = [None if isinstance(run.content, str) else run.content for run in runs]
+    template = environment().get_template("comparison/comparison_parts.html.j2")
+    module = template.make_module(
+        {
+            "runs": list(zip(runs, contents, strict=True)),
+            "questions": _questions(contents),
+            "buckets": _waterfall(contents),
+            "loss": draw_common([of and RunCurve(of.loss.step, of.loss.loss) for of in contents]),
+            "step_time": draw_common(
+                [of and RunCurve(of.steps.step, of.steps.lasted_s) for of in contents]
+            ),
+            "clipped": _clipped,
+            "bar": page_figures.bar,
+            "duration": duration,
+            "percentage": percentage,
+        }
+    )
+    return {part: str(getattr(module, part)()) for part in PARTS}
+
+
+def comparison_status(runs: Sequence[ComparedRun]) -> str:
+    """Return which runs go on; "" where none does."""
+    names = [
+        run.name
+        for run in runs
+        if not isinstance(run.content, str) and run.content.life == "running"
+    ]
+    return f"live: {' and '.join(map(_clipped, names))}" if names else ""
+
+
+def have_ended(runs: Sequence[ComparedRun]) -> bool:
+    """Return whether both runs have ended: their page does not change any more."""
+    return all(
+        not isinstance(run.content, str) and run.content.summary.exit_code is not None
+        for run in runs
     )
 
 

@@ -1,0 +1,2 @@
+"use strict";
+follow(() => false);
