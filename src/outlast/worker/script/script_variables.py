@@ -87,6 +87,7 @@ class ScriptVariables(Refusals):
         self._late = LateChanges()
         self.files = PhaseFiles(self.refuse, self._tell_once)
         self.dry: Callable[[], AbstractContextManager[None]] = nullcontext  # around dry steps
+        self.check_header: Callable[..., None] = refuse_header  # a framework's loop has none
 
     def at_protect(self) -> None:
         """Report files that the script's top may have given to C++, which a successor's start would
@@ -248,7 +249,7 @@ class ScriptVariables(Refusals):
     def at_epoch(self) -> None:
         """Check the loop over epochs before its first one."""
         if not self._alone:
-            refuse_header(self.refuse, "epochs")
+            self.check_header(self.refuse, "epochs")
             self._heads = {frame.f_code: frame.f_lasti for frame in own_frames()}
 
     def at_top(self) -> None:
@@ -258,7 +259,7 @@ class ScriptVariables(Refusals):
         if self._loops is None:
             self._lasting.accept()
             self._loops = [TrainingLoop(frame, self._heads) for frame in own_frames()]
-            refuse_header(self.refuse, "batches")
+            self.check_header(self.refuse, "batches")
         self._carry_modes()
         for path, new in self._watch.changes(self._protected()):
             self.refuse(f"the training loop binds {text(path)} to another {type(new).__name__}")

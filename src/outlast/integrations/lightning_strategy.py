@@ -1,0 +1,247 @@
+"""Strategy of Lightning's Trainer: DDP whose ranks can be replaced.
+
+    trainer = Trainer(strategy=OutlastStrategy(), accelerator="cpu", devices=2, max_epochs=3)
+
+Lightning's loops, hooks and checkpoints stay its own. A training step (`training_step`, backward,
+`optimizer.step`) is a phase, and so are all batches of a validation together, and each collective
+of Lightning between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from outlast.integrations.framework_loop import (
+    UNKNOWN_EPOCHS,
+    FrameworkLoop,
+    LoopLoader,
+    import_framework,
+    refuse,
+)
+from outlast.integrations.lightning_place import LightningPlace
+
+_lightning = import_framework("lightning", (2, 6))
+_ddp = import_framework("lightning", (2, 6)).pytorch.strategies.ddp
+_callbacks = _lightning.pytorch.callbacks
+_KNOWN_CALLBACKS = (
+    "Checkpoint",
+    "EarlyStopping",
+    "LearningRateMonitor",
+    "LambdaCallback",
+    "ModelSummary",
+    "ProgressBar",
+)
+
+
+class OutlastStrategy(_ddp.DDPStrategy):
+    """DDP in a job that outlasts the loss of ranks. Its constructor takes a seat, so that it stands
+    below slow imports, which spares execute in advance. Options are those of DDPStrategy."""
+
+    def __init__(self, **options: Any) -> None:
+        refuse("Lightning", [f"{n} is another backend" for n in options if "backend" in n])
+        self.loop = FrameworkLoop("lightning")
+        self._is_training_loader = False
+        super().__init__(process_group_backend="outlast", **options)
+
+    # --- set-up ---
+
+    def setup(self, trainer: Any) -> None:
+        """Wrap the model, make the optimizers, and join the trainer's loops."""
+        self.loop.must_be_first(f"trainer.{trainer.state.fn.value}")
+        super().setup(trainer)
+        if trainer.state.fn == _lightning.pytorch.trainer.states.TrainerFn.FITTING:
+            refuse("Lightning", _unsupported(trainer))
+            self._join(trainer)
+
+    def _join(self, trainer: Any) -> None:
+        """Let the session take part in the loops of this trainer."""
+        fit = trainer.fit_loop
+        epoch, val = fit.epoch_loop, fit.epoch_loop.val_loop
+        fit.setup_data = partial(self._set_up_data, fit.setup_data)
+        fit.on_advance_start = partial(self._start_epoch, trainer, fit.on_advance_start)
+        fit.on_run_end = partial(self._end, fit.on_run_end)
+        epoch._broadcast_sigterm_tensor = _nothing  # the launcher answers signals for all ranks
+        optimization = epoch.automatic_optimization
+        optimization.run = partial(self._train, trainer, optimization.run)
+        optimization = epoch.manual_optimization
+        optimization.run = partial(self._train_by_hand, trainer, optimization.run)
+        val.run = partial(self._validate, trainer, val.run)
+        for module in trainer.lightning_module.modules():
+            if "dist_sync_fn" in vars(module) and module.dist_sync_fn is None:
+                module.dist_sync_fn = self._gather_metric
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Give the batches of the training loader a place in the run."""
+        return LoopLoader(self.loop, dataloader) if self._is_training_loader else dataloader
+
+    def _set_up_data(self, set_up: Callable[[], None]) -> None:
+        self._is_training_loader = True
+        try:
+            set_up()
+        finally:
+            self._is_training_loader = False
+
+    # --- the loops ---
+
+    def _start_epoch(self, trainer: Any, start: Callable[[], None]) -> None:
+        fit = trainer.fit_loop
+        if not self.loop.has_begun:
+            refuse("Lightning", _unsupported_data(fit))
+            epochs = fit.max_epochs if fit.max_epochs and fit.max_epochs > 0 else UNKNOWN_EPOCHS
+            self.loop.begin(epochs, LightningPlace(trainer), **self._protected())
+        self.loop.next_epoch()
+        start()
+
+    def _protected(self) -> dict[str, Any]:
+        named = {"model": self.model}
+        for number, optimizer in enumerate(self.optimizers):
+            named[f"optimizer{number}"] = optimizer
+        for number, config in enumerate(self.lr_scheduler_configs):
+            named[f"scheduler{number}"] = config.scheduler
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        return named if scaler is None else named | {"scaler": scaler}
+
+    def _end(self, end: Callable[[], None]) -> None:
+        self.loop.end()
+        end()
+
+    def _train(self, trainer: Any, run: Callable[..., Any], *args: Any) -> Any:
+        module = trainer.lightning_module
+        return self.loop.run(module.training_step, partial(_with_own_forward, module, run, *args))
+
+    def _train_by_hand(self, trainer: Any, run: Callable[..., Any], *args: Any) -> Any:
+        """Run a step with manual optimization, in which optimizers step as often as they like."""
+        module = trainer.lightning_module
+        call = partial(_with_own_forward, module, run, *args)
+        return self.loop.run(module.training_step, call, undo=True)
+
+    def _validate(self, trainer: Any, run: Callable[[], Any]) -> Any:
+        """Run a validation. All its batches are one phase; the hooks behind them run once."""
+        if not self.loop.has_begun:
+            return run()  # Lightning's sanity check
+        val, module = trainer.fit_loop.epoch_loop.val_loop, trainer.lightning_module
+        with torch.no_grad():
+            val.setup_data()
+            if val.skip:
+                return []
+            call = partial(_with_own_forward, module, self._batches, trainer, val)
+            self.loop.run(module.validation_step, call)
+            val._store_dataloader_outputs()
+            return val.on_run_end()
+
+    def _batches(self, trainer: Any, val: Any) -> None:
+        """Run all batches of a validation, from the first one."""
+        loggers = trainer.loggers
+        if not self.loop.is_real:
+            trainer.loggers = []
+        try:
+            val.reset()
+            val.on_run_start()
+            fetcher, before = val._data_fetcher, 0
+            while item := next(fetcher, None):  # `for` would begin again, and draw a seed
+                batch, batch_index, loader_index = item
+                if before != loader_index:
+                    val._store_dataloader_outputs()
+                before = loader_index
+                val.batch_progress.is_last_batch = fetcher.done
+                val._evaluation_step(batch, batch_index, loader_index, None)
+                val.on_iteration_done()
+        finally:
+            trainer.loggers = loggers
+
+    # --- collectives ---
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all ranks."""
+        self.loop.collective("barrier", partial(super().barrier, *args, **kwargs))
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of rank `src`."""
+        return self.loop.collective("broadcast", partial(super().broadcast, obj, src))
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return a tensor reduced over ranks. The tensor itself stays as it is."""
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        is_mean = str(reduce_op).lower() in ("mean", "avg") and tensor.device.type == "cpu"
+        call = super().reduce
+
+        def reduce() -> torch.Tensor:
+            if not is_mean:
+                return call(tensor.clone(), group, reduce_op)
+            total = call(tensor.clone(), group, "sum")  # and divided, as Lightning does on gloo
+            return total.copy_(total / dist.get_world_size(group))
+
+        return self.loop.collective("reduce", reduce)
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Return the tensors of all ranks."""
+        return self.loop.collective(
+            "all_gather", partial(super().all_gather, tensor, group, sync_grads)
+        )
+
+    def _gather_metric(self, tensor: Any, group: Any = None) -> Any:
+        """Return a metric's state of all ranks."""
+        gather = import_framework("torchmetrics", (1, 0)).utilities.distributed.gather_all_tensors
+        return self.loop.collective("gather_metric", partial(gather, tensor, group))
+
+
+def _nothing() -> None:
+    pass
+
+
+def _with_own_forward(module: Any, run: Callable[..., Any], *args: Any) -> Any:
+    """Run a step, and take back the `forward` by which Lightning leads DDP to it: an attempt that
+    is refused in between would leave it there."""
+    own = vars(module).get("forward")
+    try:
+        return run(*args)
+    finally:
+        vars(module).pop("forward", None)
+        if own is not None:
+            module.forward = own
+
+
+def _unsupported(trainer: Any) -> list[str]:
+    """Return the features of a trainer that cannot be made equal."""
+    module, found = trainer.lightning_module, []
+    if trainer.accumulate_grad_batches != 1:
+        found.append(
+            "accumulate_grad_batches: batches before the one that steps would be lost with a rank;"
+            " accumulate over parts of one batch in training_step, or use a larger batch"
+        )
+    if not module.automatic_optimization and len(trainer.strategy.optimizers) == 0:
+        found.append("manual optimization without an optimizer")
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        found.append("val_check_interval as a time: ranks would validate by their clocks")
+    if trainer.strategy._model_averager is not None:
+        found.append("model_averaging_period: replicas differ between averages")
+    known = tuple(getattr(_callbacks, name) for name in _KNOWN_CALLBACKS)
+    for callback in trainer.callbacks:
+        is_library = type(callback).__module__.partition(".")[0] in (
+            "lightning",
+            "pytorch_lightning",
+        )
+        if is_library and not isinstance(callback, known):
+            found.append(f"{type(callback).__name__}, which changes or times the loop itself")
+    return found
+
+
+def _unsupported_data(fit: Any) -> list[str]:
+    """Return what of a trainer's data, and its place in them, cannot be made equal."""
+    found = []
+    if len(fit._combined_loader.flattened) != 1:
+        found.append("several training loaders in one loop: combine their data sets in one loader")
+    if fit._data_fetcher.length is None:
+        found.append("a training loader without a length: Lightning draws its batches in advance")
+    if fit.restarting or fit.epoch_loop.restarting:
+        found.append(
+            "ckpt_path of a place inside an epoch, whose batches Lightning does not go to: resume"
+            " the run itself (outlast run --resume), or a checkpoint of an epoch's end"
+        )
+    return found

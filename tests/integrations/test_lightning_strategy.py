@@ -1,0 +1,140 @@
+"""A Lightning script with one changed argument loses ranks, and ends as under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.end_to_end import conftest
+from tests.end_to_end.conftest import Outcome, Runner
+
+from outlast.errors import EXIT_DONE
+
+pytest.importorskip("lightning", reason="pip install lightning==2.6.6")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(600),
+]
+JOB = Path(__file__).with_name("jobs") / "lightning_job.py"
+WORLD = 2
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    monkeypatch.setattr(conftest, "DEADLINE_S", 400.0)  # Lightning takes its time to import
+    run = Runner(tmp_path, WORLD)
+    yield run
+    for process in run.processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+
+
+def under_torchrun(folder: Path, *job: str) -> list[dict[str, Any]]:
+    """Return the results of the script under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command += [str(JOB), "--plain", f"--out={folder}", *job]
+    subprocess.run(command, check=True, capture_output=True, env=environment, timeout=300)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return under_torchrun(tmp_path_factory.mktemp("plain"))
+
+
+def must_equal(outcome: Outcome, plain: list[dict[str, Any]], incidents: int) -> None:
+    assert outcome.code == EXIT_DONE, outcome.output[-4000:]
+    assert outcome.ranks == plain
+    assert len(outcome.summary["incidents"]) == incidents, outcome.explain()
+
+
+PLACES = [
+    ("1:forward:4", "0:batch_end:9"),
+    ("1:validation:3", "0:validation_end:9"),
+    pytest.param(("0:backward:7", "1:batch_start:8"), marks=pytest.mark.extended),
+    pytest.param(
+        ("0:epoch_start:6", "1:epoch_end:12", "1:validation:18"), marks=pytest.mark.extended
+    ),
+]
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_a_killed_rank_is_replaced(
+    runner: Runner, plain: list[dict[str, Any]], places: tuple[str, ...]
+) -> None:
+    outcome = runner.run(f"--spares={len(places)}", script=JOB, job=("--die", *places))
+    must_equal(outcome, plain, len(places))
+
+
+def test_a_nan_is_run_again(runner: Runner, plain: list[dict[str, Any]]) -> None:
+    outcome = runner.run("--fault=nan:rank=1,step=5", script=JOB)
+    must_equal(outcome, plain, 1)
+
+
+@pytest.mark.extended
+def test_manual_optimization_steps_twice(
+    runner: Runner, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    plain = under_torchrun(tmp_path_factory.mktemp("manual"), "--manual")
+    outcome = runner.run("--spares=1", script=JOB, job=("--manual", "--die", "1:forward:4"))
+    must_equal(outcome, plain, 1)
+
+
+REFUSED = """
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
+from torch.utils.data import DataLoader
+from outlast.integrations.lightning_strategy import OutlastStrategy
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(2, 1)
+    def training_step(self, batch, batch_idx):
+        return self.net(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+trainer = Trainer(strategy=OutlastStrategy(), accelerator="cpu", max_epochs=1, logger=False,
+                  enable_checkpointing=False, enable_progress_bar=False, {options})
+loader = DataLoader(torch.randn(8, 2), batch_size=2)
+trainer.fit(Model(), {loader})
+{last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "loader", "last", "words"),
+    [
+        (
+            "accumulate_grad_batches=2, callbacks=[Timer('00:01:00:00')]",
+            "loader",
+            "",
+            ("accumulate_grad_batches", "Timer"),
+        ),
+        ("", "[loader, loader]", "", ("several training loaders",)),
+        ("", "loader", "trainer.fit(Model(), loader)", ("trainer.fit comes behind the training",)),
+        ("", "loader", "OutlastStrategy()", ("in which lightning does",)),
+    ],
+)
+def test_refused_by_name(
+    tmp_path: Path, options: str, loader: str, last: str, words: tuple[str, ...]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        REFUSED.replace("{options}", options).replace("{loader}", loader).replace("{last}", last)
+    )
+    ran = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=200, cwd=tmp_path
+    )
+    assert ran.returncode == 1
+    assert all(word in ran.stderr for word in words), ran.stderr[-3000:]
