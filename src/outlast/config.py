@@ -195,6 +195,11 @@ def python_executable(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get("PYTHON_EXEC", sys.executable)
 
 
+def torchrun_variable(name: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return one of torchrun's variables, or ""."""
+    return environment.get(name, "")
+
+
 def gloo_interface(environment: Mapping[str, str] = os.environ) -> str:
     """Return GLOO_SOCKET_IFNAME, or "" (then loopback)."""
     return environment.get("GLOO_SOCKET_IFNAME", "")
@@ -208,11 +213,6 @@ def users_token(environment: Mapping[str, str] = os.environ) -> str:
 def file_default(name: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return OUTLAST_NAME, the default of a flag for a file, or ""."""
     return environment.get(f"OUTLAST_{name}", "")
-
-
-def has_node_rank(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether torchrun's variable for the node rank is set."""
-    return "PET_NODE_RANK" in environment
 
 
 def wants_nccl2(environment: Mapping[str, str] = os.environ) -> bool:

@@ -151,7 +151,7 @@ def resume_hint(run_dir: str) -> str:
     return f"resume with: outlast run --resume {shlex.quote(run_dir)}"
 
 
-def frame_cause(outcome: str, fault: Fault | None) -> str:
+def frame_cause(outcome: str, fault: Fault | None, decision: str = "") -> str:
     """Return the framed root cause of a run's end; "" for a completed run."""
     if outcome == "done" or fault is None:
         return ""
@@ -161,5 +161,6 @@ def frame_cause(outcome: str, fault: Fault | None) -> str:
     where += [f"step {fault.step}"] if fault.step >= 0 else []
     lines = [f"{outcome.replace('_', ' ')}: {fault.kind}: {fault.detail}", ", ".join(where)]
     lines += fault.traceback.rstrip().splitlines()
+    lines += [f"decision: {decision}"] if decision else []
     rule = "-" * 72
     return "\n".join([rule, *filter(None, lines), rule])

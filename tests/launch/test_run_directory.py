@@ -100,7 +100,7 @@ def test_a_full_disk_is_said_before_anything(
 
 def test_logs_elsewhere_and_a_spares_seat(tmp_path: Path) -> None:
     run_dir = run_directory.take(tmp_path / "run", "train.py", (), 2)
-    run_directory.place_logs(run_dir, str(tmp_path / "logs"))
+    run_directory.place_logs(run_dir, str(tmp_path / "logs"), "none")
     directory = run_dir.log_dir(-1, "w1-2")
     (directory / "stdout.log").write_text("hello")
     run_dir.seat_log(0, "w1-2")

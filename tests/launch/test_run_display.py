@@ -34,8 +34,8 @@ class Terminal:
     def beats(self, beats: Beats) -> None:
         self._write(f"{len(beats)} beats")
 
-    def line(self, rank: int, text: str) -> None:
-        self._write(f"{rank}: {text}")
+    def line(self, text: str, *, is_error: bool) -> None:
+        self._write(f"{text}!" if is_error else text)
 
     def close(self) -> None:
         self.closed = True
@@ -51,23 +51,23 @@ def test_everything_is_shown_in_order() -> None:
     shown = DetachedDisplay(terminal)
     shown.event(note("begun"))
     shown.beats({"w": (1, 1, "running", 2.0)})
-    shown.line(3, "hello")
+    shown.line("hello", is_error=True)
     shown.close(PATIENCE_S)
-    assert terminal.shown == ["begun", "1 beats", "3: hello"] and terminal.closed
+    assert terminal.shown == ["begun", "1 beats", "hello!"] and terminal.closed
 
 
 def test_a_blocked_terminal_holds_nobody_up_and_the_dropped_are_counted() -> None:
     terminal = Terminal()
     shown = DetachedDisplay(terminal, backlog_max=10)
-    shown.line(0, "first")
+    shown.line("first", is_error=False)
     assert terminal.blocked.wait(PATIENCE_S)  # the view is stuck in a write now
     for k in range(100):
-        shown.line(0, str(k))  # returns, or this test hangs
+        shown.line(str(k), is_error=False)  # returns, or this test hangs
     shown.close(0.01)  # gives up on a terminal that takes nothing
     assert terminal.shown == [] and not terminal.closed
     terminal.flowing.set()
     shown.close(PATIENCE_S)
-    assert terminal.shown[:11] == ["0: first", *(f"0: {k}" for k in range(10))]
+    assert terminal.shown[:11] == ["first", *map(str, range(10))]
     assert "90 lines and events were not shown" in terminal.shown[11]
     assert terminal.closed
 
@@ -80,7 +80,7 @@ def test_a_view_that_fails_is_told_once_and_taken_no_further(
     shown = DetachedDisplay(terminal)
     shown.event("no event")  # type: ignore[arg-type]
     for _ in range(20):
-        shown.line(0, "more")
+        shown.line("more", is_error=False)
     shown.close(PATIENCE_S)
     assert capsys.readouterr().err.count("view failed, the run continues") == 1
     assert terminal.shown == []

@@ -82,9 +82,14 @@ def test_the_time_to_stop_is_torchruns(script: str) -> None:
 
 
 @pytest.mark.skipif("--log-line-prefix-template" not in FLAGS, reason="torch before 2.14")
-def test_a_prefix_of_lines_is_refused(script: str) -> None:
-    with pytest.raises(UsageError, match="--log-line-prefix-template is torchrun's and not"):
-        parse(["--log-line-prefix-template", "${rank}: ", script])
+def test_a_prefix_of_lines(script: str) -> None:
+    assert parse(["--log-line-prefix-template", "${rank}: ", script]).line_prefix == "${rank}: "
+
+
+def test_a_file_timer_is_refused(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    with pytest.raises(UsageError, match=r"TORCHELASTIC_ENABLE_FILE_TIMER=1: .* not supported"):
+        parse([script])
 
 
 @pytest.mark.parametrize("copies", ["0", "3", "-1"])
@@ -174,7 +179,10 @@ def test_which_streams_reach_the_console(
         (["--redirects", "9", "SCRIPT"], "--redirects"),
         (["--local-ranks-filter", "a", "SCRIPT"], "--local-ranks-filter"),
         (["--signals-to-handle", "SIGKILL", "SCRIPT"], "SIGKILL"),
-        (["--run-path", "SCRIPT"], "--run-path"),
+        (["--run-path", "nowhere.py"], "cannot find training script"),
+        (["--event-log-handler", "console", "SCRIPT"], "--event-log-handler"),
+        (["--rdzv-endpoint", "localhost", "SCRIPT"], "give HOST:PORT"),
+        (["--spares", "1", "SCRIPT", "${local_rank}"], "cannot be replaced for spares"),
         (["--virtual-local-rank", "SCRIPT"], "--virtual-local-rank"),
     ],
 )

@@ -180,10 +180,10 @@ def test_lines_report_incidents_saves_and_the_end(
     story.say(DrainFailed(t_ns=story.t_ns, where="s3://b", error="access is denied"))
     story.say(Scheduled(t_ns=story.t_ns, memory=0, disk=240, why="it is best"))
     lines.beats(beats(story))
-    lines.line(3, "hello")
+    lines.line("hello", is_error=False)
     story.end()
     lines.close()
-    assert out.getvalue() == "[3]: hello\n"
+    assert out.getvalue() == "hello\n"
     text = said.getvalue()
     assert "train.py: 4 ranks and 1 spare, term 1" in text
     assert "incident 1: rank 2 was killed by SIGKILL at step 6 ..." in text
@@ -213,7 +213,7 @@ def test_a_closed_stream_ends_nothing() -> None:
     out = io.StringIO()
     lines = LineDisplay(None, lines=out, stream=out)
     out.close()
-    lines.line(0, "x")
+    lines.line("x", is_error=False)
     lines.event(Note(t_ns=1, worker="", seat=-1, text="y"))
     lines.close()
 
@@ -225,11 +225,12 @@ def test_the_live_view_draws_and_leaves_a_clean_screen(tmp_path: Path) -> None:
     story.display = shown = LiveDisplay(tmp_path, console=console, lines=out)
     story.start().steps(5).killed(2).steps(5)
     shown.beats(beats(story))
-    shown.line(1, "a worker's line")
+    shown.line("a worker's line", is_error=False)
+    shown.line("a worker's error", is_error=True)
     story.end()
     shown.close()
-    assert out.getvalue() == "[1]: a worker's line\n"  # stdout is no terminal: it stays clean
-    assert "recovered in" in screen.getvalue()
+    assert out.getvalue() == "a worker's line\n"  # stdout is no terminal: it stays clean
+    assert "recovered in" in screen.getvalue() and "a worker's error" in screen.getvalue()
     assert "\x1b[?25h" in screen.getvalue()  # the cursor is back
 
 

@@ -147,7 +147,7 @@ def _serving(flags: MetricsFlags) -> Iterator[MetricsEndpoint | None]:
 def conclude(end: EndRun, run_dir: Path, *, as_json: bool) -> None:
     """Print the outcome of the run. Raises nothing: schedulers act on the exit code."""
     try:
-        if framed := frame_cause(end.outcome, end.cause):
+        if framed := frame_cause(end.outcome, end.cause, end.decision):
             echo_error(framed)
         _summarise(run_dir, as_json=as_json)
         if end.outcome in ("gave_up", "user_error"):
@@ -174,7 +174,7 @@ def _again(run_dir: Path) -> str:
 
 
 def _summarise(run_dir: Path, *, as_json: bool) -> None:
-    from outlast.telemetry.run_summary import summarise  # lazy: keeps the start of the run quick
+    from outlast.telemetry.run_summary import RESTART_ONLY, summarise  # lazy: a quick start
     from outlast.telemetry.summary_tables import render
 
     summary = summarise(run_dir)
@@ -184,4 +184,5 @@ def _summarise(run_dir: Path, *, as_json: bool) -> None:
     if as_json:
         write(data.decode() + os.linesep)
     else:
-        render(summary, Printer())
+        # Without a session, stdout is the script's alone, as under torchrun.
+        render(summary, Printer(stderr=RESTART_ONLY in summary.notes))

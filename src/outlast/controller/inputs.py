@@ -143,6 +143,7 @@ class EndRun(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     exit_code: int
     cause: events.Fault | None = None
+    decision: str = ""  # rung and reason, where no journal has them
     n: int = 0  # phases that the run is known to have completed
     step: int = 0
 

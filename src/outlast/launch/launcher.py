@@ -21,8 +21,6 @@ from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.controller_shell import ControllerShell
 from outlast.launch.host.agent import Agent
 from outlast.launch.host.check_runner import remaining_findings
-from outlast.launch.host.hang_monitor import StandstillMonitor
-from outlast.launch.host.unmanaged_group import UnmanagedGroup
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.launch.nodes.node_state import StateFile
@@ -32,6 +30,8 @@ from outlast.launch.run_display import Console, Display, DisplayRecord
 from outlast.launch.run_journal import bars_of
 from outlast.launch.start_point import CheckpointSearch
 from outlast.launch.timed_faults import TimedFaults
+from outlast.launch.torchrun.standstill_monitor import StandstillMonitor
+from outlast.launch.torchrun.unmanaged_group import UnmanagedGroup
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock, EventWriter
 from outlast.transport import messages
@@ -55,7 +55,7 @@ def _launch(plan: RunPlan, show: Callable[[Path], Display]) -> tuple[EndRun, Pat
     run_dir = run_directory.take(Path(plan.run_dir), plan.script, plan.args, plan.world)
     try:
         _refuse_hosts(run_dir)
-        run_directory.place_logs(run_dir, plan.log_dir)
+        run_directory.place_logs(run_dir, plan.log_dir, plan.run_id)
         torchrun_arguments.store_plan(run_dir, plan)
         clock = EventClock()
         writer = EventWriter(run_dir.room("events"), f"launcher{run_dir.job.term:06d}", clock)
@@ -289,9 +289,7 @@ class _Launcher:
 
     def _on_request(self, number: signal.Signals) -> None:
         """Drain at the first signal, kill at the second, skip the controller at the third."""
-        self._request_stop(f"{number.name} to the launcher")
-
-    def _request_stop(self, reason: str) -> None:
+        reason = f"{number.name} to the launcher"
         self._stops += 1
         if self._stops == 1:
             self._record.note(f"{reason}: stopping; once more to stop at once")
@@ -306,7 +304,7 @@ class _Launcher:
             if self._stops > 2:
                 self._give_in(reason)
         elif self._stops == 1:
-            self._unmanaged.stop()
+            self._unmanaged.stop(number)
         else:
             self._give_in(reason)
 

@@ -265,6 +265,8 @@ def _seconds(text: str) -> float:
 def limits(given: Namespace) -> config.Limits:
     """Return the limits of `--limit` and `--shutdown-timeout`. Raises UsageError, ConfigError."""
     values: dict[str, str] = {}
+    if timeout := config.torchrun_variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        values["stop_s"] = timeout
     if getattr(given, "shutdown_timeout", None) is not None:  # torch 2.11 has no such flag
         values["stop_s"] = str(given.shutdown_timeout)
     for text in given.limit:

@@ -251,13 +251,14 @@ def take(
     return RunDir(path, job, lock_fd, notes)
 
 
-def place_logs(run_dir: RunDir, elsewhere: str | None) -> None:
-    """Move logs/ to `elsewhere` (torchrun's --log-dir) and leave a symbolic link. Each host of
-    several makes the directory there, which may be its own. Raises RunDirError on failure."""
+def place_logs(run_dir: RunDir, elsewhere: str | None, run_id: str) -> None:
+    """Move logs/ below `elsewhere` (torchrun's --log-dir), to a directory whose name begins with
+    the run id as torchrun's, and leave a symbolic link. Each host of several makes it, perhaps as
+    its own. Raises RunDirError on failure."""
     logs = run_dir.path / "logs"
     if elsewhere is None:
         return
-    target = Path(elsewhere).absolute() / f"{run_dir.path.name}_{run_dir.job.run}"
+    target = Path(elsewhere).absolute() / f"{run_id.replace(os.sep, '-')}_{run_dir.job.run}"
     try:
         has_link = logs.is_symlink()  # of an earlier term, or of the controller's node
         (logs.readlink() if has_link else target).mkdir(parents=True, exist_ok=True)

@@ -10,12 +10,13 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outlast import events
 from outlast.controller.inputs import EndRun
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
 from outlast.launch.run_directory import RunDir
+from outlast.launch.torchrun.worker_streams import line_prefix
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventWriter
 from outlast.telemetry.run_board import Beats
@@ -34,8 +35,8 @@ class Display(Protocol):
     def beats(self, beats: Beats) -> None:
         """Show the positions of the workers: worker -> (n, step, state, loss)."""
 
-    def line(self, rank: int, text: str) -> None:
-        """Show a line of a rank's output."""
+    def line(self, text: str, *, is_error: bool) -> None:
+        """Show a line of a worker's stdout or, with `is_error`, stderr."""
 
     def close(self) -> None:
         """End the display."""
@@ -61,9 +62,9 @@ class DetachedDisplay:
         """Queue the positions of the workers for the display's thread."""
         self._put(lambda: self._inner.beats(beats))
 
-    def line(self, rank: int, text: str) -> None:
+    def line(self, text: str, *, is_error: bool) -> None:
         """Queue a line of a worker's output for the display's thread."""
-        self._put(lambda: self._inner.line(rank, text))
+        self._put(lambda: self._inner.line(text, is_error=is_error))
 
     def close(self, within_s: float = CLOSE_S) -> None:
         """Show the queue and close the display; abandon it if blocked for `within_s`."""
@@ -167,7 +168,8 @@ class DisplayRecord:
 PERIOD_S = 0.1
 BURST_BYTES = 256 << 10  # displayed per file and poll; the log file has the rest
 LINE_BYTES_MAX = 16 << 10
-_STREAMS = {1: "stdout.log", 2: "stderr.log"}
+_STDERR = 2
+_STREAMS = {1: "stdout.log", _STDERR: "stderr.log"}
 
 
 class Follower:
@@ -201,6 +203,14 @@ class Follower:
         return found
 
 
+class _ShownStream(NamedTuple):
+    """Displayed stream of a worker."""
+
+    follower: Follower
+    prefix: str
+    is_error: bool
+
+
 class Console:
     """Follower of the logs of all displayed ranks; a spare's log is shown from its start once it
     has a rank."""
@@ -209,7 +219,7 @@ class Console:
         self._crew = crew
         self._display = display
         self._unseated: list[WorkerHandle] = []
-        self._followed: list[tuple[WorkerHandle, list[Follower]]] = []
+        self._followed: list[tuple[WorkerHandle, list[_ShownStream]]] = []
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -221,14 +231,14 @@ class Console:
         """Show new lines and events."""
         self._meet()
         still = []
-        for worker, files in self._followed:
+        for worker, streams in self._followed:
             # Checked before reading: all output of a reaped worker is then in the files.
             ended = worker.name not in self._crew.workers
-            for follower in files:
-                for line in follower.lines(last=ended):
-                    self._display.line(worker.seat, line)
+            for stream in streams:
+                for line in stream.follower.lines(last=ended):
+                    self._display.line(f"{stream.prefix}{line}", is_error=stream.is_error)
             if not ended:
-                still.append((worker, files))
+                still.append((worker, streams))
         self._followed = still
 
     def _meet(self) -> None:
@@ -236,12 +246,23 @@ class Console:
             self._unseated.append(self._crew.started.popleft())
         for worker in self._unseated:
             if worker.seat >= 0:
-                shown = self._crew.plan.streams.get(worker.seat, 0)
-                log_dir = worker.process.log_dir
-                names = [name for stream, name in _STREAMS.items() if shown & stream]
-                self._followed.append((worker, [Follower(log_dir / name) for name in names]))
+                self._followed.append((worker, self._streams(worker)))
         self._unseated = [
             worker
             for worker in self._unseated
             if worker.seat < 0 and worker.name in self._crew.workers
+        ]
+
+    def _streams(self, worker: WorkerHandle) -> list[_ShownStream]:
+        plan, seat = self._crew.plan, worker.seat
+        shown, teed = plan.streams.get(seat, 0), plan.teed.get(seat, 0)
+        prefix = line_prefix(plan.line_prefix, plan.role, seat, seat % plan.ranks_per_node)
+        return [
+            _ShownStream(
+                Follower(worker.process.log_dir / name),
+                prefix if teed & stream else "",
+                stream == _STDERR,
+            )
+            for stream, name in _STREAMS.items()
+            if shown & stream
         ]

@@ -5,11 +5,8 @@ torch itself is imported only for `--nproc-per-node` other than a number: the te
 
 from __future__ import annotations
 
-import importlib.machinery
 import re
-import shutil
 import signal
-import sys
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -31,20 +28,21 @@ from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.notices import notice_flags
 from outlast.launch.notices.notice_flags import NoticeFlags
 from outlast.launch.outlast_flags import MetricsFlags
-from outlast.launch.outlast_streams import displayed_streams
 from outlast.launch.policies.policy_needs import JobShape, check_policy
 from outlast.launch.run_directory import RunDir
 from outlast.launch.torch_definitions import TorchDefinitions
+from outlast.launch.torchrun.store_address import read_store_address
+from outlast.launch.torchrun.worker_commands import worker_command
+from outlast.launch.torchrun.worker_streams import WorkerStreams
 
 # Unsupported torchrun flags, each with its default value.
 _REFUSED: dict[str, object] = {
-    "run_path": False,
+    "event_log_handler": "null",
     "logs_specs": None,
     "numa_binding": None,
     "virtual_local_rank": False,
     "duplicate_stdout_filters": [],
     "duplicate_stderr_filters": [],
-    "log_line_prefix_template": "",  # from torch 2.14 on
 }
 
 
@@ -72,6 +70,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     master_port: int | None  # None: any free port
     log_dir: str | None
     streams: dict[int, int]  # displayed streams by seat: 1 stdout, 2 stderr, 3 both
+    teed: dict[int, int] = {}  # those among them whose lines have the prefix
+    line_prefix: str = ""
     stop_signals: tuple[str, ...]
     checkpoint_every: int  # steps; config.AUTO: by the schedule
     snapshot_every: int  # steps between copies in memory; config.AUTO: by the schedule
@@ -135,6 +135,8 @@ def parse(argv: list[str]) -> RunPlan:
     copies, parity = outlast_flags.copies(given.copies, world)
     on_disk, in_memory = given.checkpoint_every != 0, given.snapshot_every != 0
     check_policy(given.policy, JobShape(world, spares, on_disk or in_memory, on_disk))
+    command, streams = worker_command(given, spares), WorkerStreams.read(given, ranks, world)
+    store = read_store_address(given, node.total)
     return RunPlan(
         world=world,
         spares=spares,
@@ -145,14 +147,14 @@ def parse(argv: list[str]) -> RunPlan:
         run_dir=given.run_dir or _fresh_run_dir(script),
         script=f"-m {script}" if given.module else _absolute(script),
         args=tuple(given.training_script_args),
-        command=_command(given),
-        run_id=given.rdzv_id,
+        command=command,
+        run_id=store.run_id,
         role=given.role,
         max_restarts=given.max_restarts,
-        master_addr=given.master_addr,
-        master_port=given.master_port if node.total == 1 else None,  # else the endpoint's
+        master_addr=store.address,
+        master_port=store.port,
         log_dir=given.log_dir,
-        streams=displayed_streams(given, ranks, world),
+        **streams._asdict(),
         stop_signals=_signals(given.signals_to_handle),
         checkpoint_every=given.checkpoint_every,
         snapshot_every=given.snapshot_every,
@@ -262,7 +264,7 @@ def _parser() -> ArgumentParser:
     )
     node_flags.add_node_flags(add)
     outlast_flags.add_metrics_flags(add)
-    if not config.has_node_rank():  # torch's default is rank 0
+    if not config.torchrun_variable("PET_NODE_RANK"):  # torch's default is rank 0
         parser.set_defaults(node_rank=node_flags.ANY_RANK)
     add("--json", action="store_true", help="Print the summary as JSON on stdout at the end.")
     add("--plain", action="store_true", help="Print progress lines instead of the live view.")
@@ -276,6 +278,11 @@ def _refuse(given: Namespace) -> None:
             raise UsageError(
                 f"--{flag} is torchrun's and not supported by outlast run; leave it out"
             )
+    if config.torchrun_variable("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
+        raise UsageError(
+            "TORCHELASTIC_ENABLE_FILE_TIMER=1: torchrun's timers are not supported by outlast run;"
+            " unset it, and set a deadline with --limit hang_ceiling_s=SECONDS"
+        )
 
 
 def _world(nproc: str) -> int:
@@ -294,25 +301,6 @@ def _local_world_size(nproc: str) -> int:
     from torch.distributed.run import determine_local_world_size  # it asks for the devices
 
     return determine_local_world_size(nproc)
-
-
-def _command(given: Namespace) -> tuple[str, ...]:
-    script, args = given.training_script, given.training_script_args
-    if given.no_python:
-        if given.module:
-            raise UsageError("--no-python and --module exclude each other; leave one out")
-        if shutil.which(script) is None:
-            raise UsageError(f"cannot execute {script}: no such program; check its path")
-        return (script, *args)
-    python = config.python_executable()
-    if given.module:
-        top = script.partition(".")[0]
-        if importlib.machinery.PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
-            raise UsageError(f"cannot find module {script}; check its name and PYTHONPATH")
-        return (python, "-u", "-m", script, *args)
-    if not Path(script).is_file():
-        raise UsageError(f"cannot find training script {script}; check its path")
-    return (python, "-u", script, *args)
 
 
 def _absolute(script: str) -> str:

@@ -164,13 +164,12 @@ class LiveDisplay:
         """Update the display with the beats of workers."""
         self.feed.beat(beats)
 
-    def line(self, rank: int, text: str) -> None:
-        """Print one line of a rank's output above the display."""
-        if self._shared:
-            text_line = Text.assemble((f"[{rank}]: ", "dim"), Text.from_ansi(text))
-            self._console.print(text_line, soft_wrap=True)
+    def line(self, text: str, *, is_error: bool) -> None:
+        """Print one line of a worker's output, above the display if it goes to the terminal."""
+        if self._shared or is_error:
+            self._console.print(Text.from_ansi(text), soft_wrap=True)
         else:
-            _write(self._lines, f"[{rank}]: {text}\n")
+            _write(self._lines, f"{text}\n")
 
     def close(self) -> None:
         """Stop the display."""
@@ -225,9 +224,9 @@ class LineDisplay:
             self._next_ns = now_ns + round(PROGRESS_S * 1e9)
             self._print(progress(self.feed.board, now_ns))
 
-    def line(self, rank: int, text: str) -> None:
-        """Print one line of a rank's output."""
-        _write(self._lines, f"[{rank}]: {text}\n")
+    def line(self, text: str, *, is_error: bool) -> None:
+        """Print one line of a worker's output."""
+        _write(self._stream if is_error else self._lines, f"{text}\n")
 
     def close(self) -> None:
         """Print the recovered incidents not printed yet."""

@@ -51,8 +51,9 @@ from outlast.text_formatting import duration, fault_text, plural, rank_and_host,
 
 NOTES_MAX = 20
 RESTART_ONLY = (
-    "restart only: the script never called outlast.init(), so it ran as under torchrun; a failure"
-    " starts it again from its own checkpoint"
+    "restart only: the script never called outlast.init(), so it ran as under torchrun: a failure"
+    " starts all ranks again, from the script's own checkpoint. With init() and protect(), some six"
+    " lines, a lost rank is replaced and no step is lost: docs/howto/port_a_script.md"
 )
 NO_HELLO = "no worker reached outlast.init()"
 

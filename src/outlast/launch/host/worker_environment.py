@@ -37,7 +37,7 @@ def worker_environment(
         "GROUP_RANK": str(max(0, settings.seat) // settings.ranks_per_node),
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_RESTART_COUNT": str(restart_count),
-        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCHELASTIC_ERROR_FILE": str(Path(error_file).absolute()),  # the script may chdir
         config.WORKER_VARIABLE: msgspec.json.encode(settings).decode(),
         MARK_VARIABLE: mark,
     }
@@ -62,6 +62,7 @@ def common_environment(plan: RunPlan) -> dict[str, str]:
         "MASTER_ADDR": plan.master_addr,
         "TORCHELASTIC_RUN_ID": plan.run_id,
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(plan.stop_signals),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     defaults = {"PYTHONHASHSEED": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}

@@ -31,6 +31,7 @@ from outlast.launch.host.worker_family import (
 )
 from outlast.launch.host.worker_template import WorkerTemplate
 from outlast.launch.run_directory import RunDir
+from outlast.launch.torchrun.worker_commands import with_local_rank
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock
 from outlast.transport import messages
@@ -166,7 +167,7 @@ class WorkerPool:
     def _family(
         self, worker: WorkerHandle, post: WorkerPost, control_fd: int, page_fd: int
     ) -> WorkerFamily:
-        """Fork the worker's process from the template, or spawn it."""
+        """Fork the worker's process, or spawn it."""
         log_dir = self.run_dir.log_dir(post.seat, post.name)
         mark = f"{self._mark}:{post.name};"
 
@@ -184,7 +185,7 @@ class WorkerPool:
 
         child = self.template.claim(identity(fds)) if (fds := self.template.fds) else None
         born = identity((control_fd, page_fd))
-        child = child or spawn(self.plan.command, born)
+        child = child or spawn(with_local_rank(self.plan.command, worker.local_rank), born)
         return WorkerFamily(child, born, self.leaders, lambda: worker.on_exit(worker))
 
     def _settings(self, post: WorkerPost, control_fd: int, page_fd: int) -> config.WorkerSettings:
@@ -235,8 +236,7 @@ class WorkerPool:
         return next((number for number in free if number not in self.unwell), (free or numbers)[0])
 
     def device_for(self, worker: WorkerHandle, seat: int) -> int:
-        """Return the local rank of a spare that takes a seat; in a run of several nodes that of the
-        seat, on any node.
+        """Return the local rank of a spare that takes a seat; with several nodes, that of the seat.
 
         A spare started without its own GPU gets the first free GPU below the world size, preferably
         without findings.
@@ -332,10 +332,10 @@ class WorkerPool:
                 answer(one, met)
         return None
 
-    def ask_to_end(self) -> None:
-        """Send SIGTERM to every main process, as torchrun does."""
+    def ask_to_end(self, number: signal.Signals) -> None:
+        """Send a signal to every main process."""
         for worker in self.workers.values():
-            worker.process.send_signal(signal.SIGTERM)
+            worker.process.send_signal(number)
 
     async def reap(self, worker: WorkerHandle) -> WorkerOutcome:
         """Kill and reap the whole family, return its outcome, and remove the worker.

@@ -35,6 +35,7 @@ from outlast.launch.host.worker_family import ForkedWorker, ProcessIdentity, Rea
 from outlast.launch.run_directory import RunDir
 from outlast.launch.template import script_imports
 from outlast.launch.template import template_frames as frames
+from outlast.launch.torchrun.worker_commands import can_be_forked
 from outlast.launch.torchrun_arguments import RunPlan
 
 LOAD_S = 60.0
@@ -126,7 +127,7 @@ class WorkerTemplate:
     def _modules_wanted(self) -> tuple[str, ...]:
         """Return the modules for the template to import; empty if all workers are spawned."""
         plan = self._plan
-        if not plan.template or plan.command[1:2] != ("-u",):
+        if not plan.template or not can_be_forked(plan.command):
             return ()
         if plan.command[2] == "-m":
             directory = Path.cwd()
@@ -135,10 +136,9 @@ class WorkerTemplate:
             file = Path(plan.command[2]).resolve()
             directory = file.parent
         modules = script_imports.template_modules(file, directory) if file else ()
-        environment = common_environment(plan)
         if not modules:
             return ()
-        if environment["PYTHONHASHSEED"] == "random":
+        if (environment := common_environment(plan))["PYTHONHASHSEED"] == "random":
             self._note("workers are spawned: with PYTHONHASHSEED=random each has a seed of its own")
             return ()
         if Path(plan.command[0]) != Path(sys.executable):

@@ -30,6 +30,7 @@ _SIOCGIFADDR = 0x8915
 # Fields of a plan that may differ between nodes.
 _OWN = (
     *("node", "run_dir", "json", "plain", "streams", "command", "script", "master_addr"),
+    *("teed", "line_prefix"),
     "policy",  # a fact of its own
 )
 

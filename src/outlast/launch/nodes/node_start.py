@@ -54,7 +54,7 @@ def serve(plan: RunPlan, show: SHOW) -> NodeEnd:
         if node_facts.holds_controller(plan) and not asyncio.run(live.await_beat()):
             run_dir = run_directory.take(path, plan.script, plan.args, plan.world)
             cleanup.callback(run_dir.release)
-            run_directory.place_logs(run_dir, plan.log_dir)
+            run_directory.place_logs(run_dir, plan.log_dir, plan.run_id)
             torchrun_arguments.store_plan(run_dir, plan)
         lock_fd = run_directory.lock_host(path, identity.host)
         cleanup.callback(run_directory.unlock, lock_fd)
@@ -165,7 +165,7 @@ async def _take_part(entry: NodeEntry, lock_fd: int, show: SHOW) -> NodeEnd:
         display.close()
         raise
     run_dir = own_directories.place_of(plan, place, lock_fd)
-    run_directory.place_logs(run_dir, plan.log_dir)
+    run_directory.place_logs(run_dir, plan.log_dir, plan.run_id)
     name = f"agent-{identity.host}-{place.term:06d}"
     record = DisplayRecord(
         EventWriter(run_dir.room("events"), name, clock, in_thread=True), display

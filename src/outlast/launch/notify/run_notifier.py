@@ -66,9 +66,9 @@ class RunNotifier:
                 note = Note(t_ns=self._feed.now_ns(), worker="", seat=-1, text=text)
                 self._inner.event(note)
 
-    def line(self, rank: int, text: str) -> None:
-        """Pass a line of a rank's output on."""
-        self._inner.line(rank, text)
+    def line(self, text: str, *, is_error: bool) -> None:
+        """Pass a line of a worker's output on."""
+        self._inner.line(text, is_error=is_error)
 
     def close(self) -> None:
         """End the display; the senders go on."""

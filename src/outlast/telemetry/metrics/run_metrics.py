@@ -86,9 +86,9 @@ class RunMetrics(Collector):
         if text := self.notes():
             self._inner.event(Note(t_ns=now_ns, worker="", seat=-1, text=text))
 
-    def line(self, rank: int, text: str) -> None:
-        """Pass a line of a rank's output on."""
-        self._inner.line(rank, text)
+    def line(self, text: str, *, is_error: bool) -> None:
+        """Pass a line of a worker's output on."""
+        self._inner.line(text, is_error=is_error)
 
     def close(self) -> None:
         """Write the file once more, and end."""

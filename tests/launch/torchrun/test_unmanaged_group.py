@@ -9,7 +9,7 @@ import pytest
 from tests.launch.protocol_workers import Theatre, actor, events_of, theatre, words
 
 from outlast import events
-from outlast.launch.host.unmanaged_group import root_cause
+from outlast.launch.torchrun.unmanaged_group import root_cause
 from outlast.telemetry.history.phase_blocks import incidents
 from outlast.telemetry.history.run_history import read_history
 from outlast.telemetry.run_summary import summarise
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.process
 def test_success(theatre: Theatre) -> None:
     text = "print('rank', os.environ['RANK'], sys.argv[1:])\nprint('oh', file=sys.stderr)"
     script = theatre.stage.script(text)
-    code, out, _ = theatre.go(script, "--nproc-per-node", "2", "--spares", "1")
+    code, out, err = theatre.go(script, "--nproc-per-node", "2", "--spares", "1")
     assert code == 0
-    assert "[0]: rank 0 []" in out and "[1]: rank 1 []" in out and "[0]: oh" in out
-    assert "never called outlast.init()" in words(out)
+    assert out.count("rank 0 []") == out.count("rank 1 []") == 1 and err.count("oh\n") == 2
+    assert "never called outlast.init()" in words(err) and "outlast" not in out
     assert not (theatre.run_dir / "logs/spare").exists()
 
 
@@ -76,10 +76,24 @@ def test_no_restart_is_spent_on_what_would_fail_again(theatre: Theatre, text: st
     script = theatre.stage.script("")
     script.write_text(text)
     code, _, err = theatre.go(script, "--max-restarts", "3")
-    assert code == 1 and "3 restart(s) left unused" in err
+    assert code == 1 and "3 restarts left unused" in err
     assert len(list((theatre.run_dir / "logs/0").iterdir())) == 1
     (found,) = incidents(read_history(theatre.run_dir))
-    assert found.rung == "stop" and "3 restart(s) left unused" in found.reason
+    assert found.rung == "stop" and "3 restarts left unused" in found.reason
+
+
+def test_a_crash_loop_is_ended_and_framed(theatre: Theatre) -> None:
+    """The log's end, and the decision with its reason, stand in one frame."""
+    text = """
+print(f"at {time.monotonic()}: no such device", file=sys.stderr)
+os.abort()
+"""
+    code, _, err = theatre.go(theatre.stage.script(text), "--max-restarts", "9")
+    framed = err.split("-" * 72)[1]
+    assert code == 1 and "killed by SIGABRT" in framed and "no such device" in framed
+    assert "decision: stop: the same failure ended 3 attempts in a row" in framed
+    assert "; 7 restarts left unused" in framed
+    assert len(list((theatre.run_dir / "logs/0").iterdir())) == 3
 
 
 @pytest.mark.parametrize(
@@ -180,7 +194,7 @@ def test_root_cause_prefers_what_is_no_echo() -> None:
 
 def test_a_script_can_say_goodbye(theatre: Theatre) -> None:
     text = """
-signal.signal(signal.SIGTERM, lambda *_: (tell("goodbye"), sys.exit(0)))
+signal.signal(signal.SIGINT, lambda *_: (tell("goodbye"), sys.exit(0)))
 tell("ready")
 while True:
     signal.pause()

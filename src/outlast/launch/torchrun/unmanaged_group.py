@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import time
 from collections.abc import Sequence
 
 from msgspec import structs
 
 from outlast import events
+from outlast.config import torchrun_variable
 from outlast.controller.inputs import EndRun
 from outlast.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER_ERROR, ConfigError
 from outlast.launch.host.lost_workers import worker_fault
 from outlast.launch.host.worker_environment import free_port
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool, WorkerPost
 from outlast.launch.run_display import DisplayRecord
+from outlast.launch.torchrun.attempt_files import link_attempt, pass_on_error
+from outlast.launch.torchrun.crash_loop import CrashLoopGuard
+from outlast.text_formatting import plural
 from outlast.transport import messages
 from outlast.transport.connection_errors import is_connection_failure
 
 ECHO_WAIT_S = 5.0  # wait for the root cause after a connection failure
+_CRASHES = {*(signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS), signal.SIGFPE, signal.SIGILL}
 _DONE = EndRun(outcome="done", exit_code=EXIT_DONE)
 # Last stderr line of failures that every restart on this host would repeat.
 _FAILS_AGAIN = re.compile(
@@ -47,7 +53,7 @@ class UnmanagedGroup:
         self._crew = crew
         self._record = record
         self._restarts = 0
-        self._stopping = False
+        self._signal: signal.Signals | None = None  # that ends the run
         self._exited: asyncio.Queue[WorkerHandle] = asyncio.Queue()
         self._initialised: WorkerHandle | None = (
             None  # called init() although another worker ended without
@@ -55,16 +61,20 @@ class UnmanagedGroup:
         self._stop = asyncio.Event()
         self._hang = ""  # reason of `give_up` for the current attempt
         record.emit(events.ScriptUnmanaged(t_ns=record.now_ns()))
+        self._crash_loop = CrashLoopGuard(crew.plan.limits.attempts_max)
+        self._started_s = time.monotonic()  # of the current attempt
         for worker in crew.workers.values():
             self._adopt(worker)
+            self._started_s = min(self._started_s, worker.started_ns / 1e9)
+        self._link_logs()
 
     def exited(self, worker: WorkerHandle) -> None:
         """Queue a worker whose main process has died."""
         self._exited.put_nowait(worker)
 
-    def stop(self) -> None:
-        """End all workers; the script itself must be able to resume."""
-        self._stopping = True
+    def stop(self, number: signal.Signals) -> None:
+        """End all workers by the launcher's signal; the script itself must be able to resume."""
+        self._signal = number
         self._stop.set()
 
     async def run(self) -> EndRun:
@@ -72,13 +82,19 @@ class UnmanagedGroup:
         while True:
             faults = await self._one_attempt()
             cause = root_cause(faults)
-            if self._stopping:
+            if self._signal:
                 return EndRun(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)
             if cause is None:
                 return self._mixed(self._initialised) if self._initialised else _DONE
             if why := self._why_stop(cause):
                 self._decide("stop", why)
-                return EndRun(outcome="user_error", exit_code=EXIT_USER_ERROR, cause=cause)
+                self._pass_on(cause)
+                return EndRun(
+                    outcome="user_error",
+                    exit_code=EXIT_USER_ERROR,
+                    cause=cause,
+                    decision=f"stop: {why}",
+                )
             self._restarts += 1
             self._hang = ""
             why = f"restart {self._restarts} of {self._crew.plan.max_restarts}"
@@ -118,10 +134,12 @@ class UnmanagedGroup:
         """Return the reason not to restart the group, or "" to restart it."""
         if self._initialised:
             return "some ranks called outlast.init() and others ended without"
+        restarts_left = self._crew.plan.max_restarts - self._restarts
+        unused = f"; {plural(restarts_left, 'restart')} left unused" if restarts_left else ""
         if _FAILS_AGAIN.search(_last_line(cause.traceback)):
-            restarts_left = self._crew.plan.max_restarts - self._restarts
-            unused = f" ({restarts_left} restart(s) left unused)" if restarts_left else ""
             return f"a restart would fail in the same way{unused}"
+        if loop := self._crash_loop.objection(cause, time.monotonic() - self._started_s):
+            return f"{loop}{unused}"
         policy = self._crew.plan.policy
         failure = policy.failure_class(cause)
         if failure != "request" and policy.rules(failure)[0].rung == "stop":
@@ -165,7 +183,7 @@ class UnmanagedGroup:
         faults = [fault]
         self._notice(fault)
         deadline_s = time.monotonic() + ECHO_WAIT_S
-        while self._crew.workers and _is_echo(faults[-1]) and not self._stopping:
+        while self._crew.workers and _is_echo(faults[-1]) and not self._signal:
             try:
                 left_s = deadline_s - time.monotonic()
                 worker = await asyncio.wait_for(self._exited.get(), max(0.0, left_s))
@@ -204,6 +222,8 @@ class UnmanagedGroup:
     async def _reap(self, worker: WorkerHandle) -> events.Fault | None:
         outcome = await self._crew.reap(worker)
         fault = worker_fault(worker, outcome, self._crew.host, self._record.now_ns())
+        if fault.signal in _CRASHES:  # the interpreter or a library has written why
+            fault = structs.replace(fault, traceback=outcome.stderr_tail)
         if self._hang and worker.kill_reason == self._hang:
             fault = structs.replace(fault, kind="hung", detail=self._hang, worker="", seat=-1)
         self._record.emit(
@@ -214,8 +234,10 @@ class UnmanagedGroup:
         return fault if outcome.exit_code else None
 
     async def _end_all(self) -> None:
-        """Send SIGTERM to all workers, as torchrun does, and SIGKILL after ``stop_s``."""
-        self._crew.ask_to_end()
+        """Send all workers the launcher's signal, else SIGTERM, as torchrun does, and SIGKILL after
+        ``stop_s``."""
+        number = self._signal or signal.SIGTERM
+        self._crew.ask_to_end(number)
         deadline_s = time.monotonic() + self._crew.plan.limits.stop_s
         while self._crew.workers:
             left_s = deadline_s - time.monotonic()
@@ -223,11 +245,14 @@ class UnmanagedGroup:
                 await self._reap(await asyncio.wait_for(self._exited.get(), max(0.0, left_s)))
             except TimeoutError:
                 break
-        await self._crew.kill_all("it did not end after SIGTERM")
+        await self._crew.kill_all(f"it did not end after {number.name}")
 
     def _start(self) -> events.Fault | None:
-        """Start all ranks with a new master port; return a fault if a worker cannot be started."""
-        self._crew.master_port = free_port(self._crew.plan.master_addr)
+        """Start all ranks; return a fault if a worker cannot be started. Without --master-port the
+        store is on a new port, where nobody reads the keys of the last attempt."""
+        plan = self._crew.plan
+        self._crew.master_port = plan.master_port or free_port(plan.master_addr)
+        self._started_s = time.monotonic()
         while not self._exited.empty():
             self._exited.get_nowait()
         for seat in range(self._crew.plan.world):
@@ -250,7 +275,26 @@ class UnmanagedGroup:
                     host=self._crew.host,
                 )
             )
+        self._link_logs()
         return None
+
+    def _link_logs(self) -> None:
+        logs = self._crew.run_dir.room("logs")
+        try:
+            link_attempt(logs, self._restarts, self._crew.workers.values())
+        except OSError as error:
+            self._record.note(f"{logs} has no links for attempt {self._restarts}: {error}")
+
+    def _pass_on(self, cause: events.Fault) -> None:
+        """Record the failure in the error file of a launcher around this one, as torchrun does."""
+        target = torchrun_variable("TORCHELASTIC_ERROR_FILE")
+        if not target or not cause.worker:
+            return
+        log_dir = self._crew.run_dir.log_dir(cause.seat, cause.worker)
+        try:
+            pass_on_error(log_dir, cause.exit_code or -cause.signal, target)
+        except OSError as error:
+            self._record.note(f"TORCHELASTIC_ERROR_FILE={target} cannot be written: {error}")
 
     def _mixed(self, worker: WorkerHandle) -> EndRun:
         fault = events.Fault(

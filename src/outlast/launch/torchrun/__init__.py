@@ -1,0 +1,1 @@
+"""Scripts that never call ``outlast.init()``: run as under torchrun, and watched."""
