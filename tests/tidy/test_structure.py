@@ -69,8 +69,9 @@ from pathlib import Path
 # Accessibility of pages, and pictures of them: 2, 200.
 # Damage of a lake's files: 2 with tests, 110.
 # Exported lakes and planners: 2 with tests, 260.
+# Unmodified scripts beside torchrun, standstills, titles and completion: 10 with tests, 1,500.
 CEILINGS = {
-    "modules": 682,
+    "modules": 689,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -79,7 +80,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 141600,
+    "lines": 142500,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }
