@@ -154,7 +154,9 @@ def test_which_streams_reach_the_console(
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--no-such-flag", "SCRIPT"], "--no-such-flag"),
+        (["--no-such-flag", "SCRIPT"], "unrecognized arguments: --no-such-flag; try"),
+        (["--sparess", "1", "SCRIPT"], "--sparess; did you mean --spares?; try"),
+        (["--checkpoint_evry=3", "SCRIPT"], "; did you mean --checkpoint_every?"),
         ([], "no training script"),
         (["nowhere.py"], "cannot find training script nowhere.py"),
         (["-m", "no_such_module_here"], "cannot find module no_such_module_here"),

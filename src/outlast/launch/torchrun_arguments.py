@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from argparse import ArgumentParser, Namespace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -200,6 +201,9 @@ def read_flags(argv: list[str]) -> Namespace:
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = "no training script was given" if "training_script" in message else message
+        if found := re.match(r"unrecognized arguments: (--[^\s=]+)", message):
+            close = get_close_matches(found[1], self._option_string_actions, n=1)
+            message += f"; did you mean {close[0]}?" if close else ""
         raise UsageError(f"{message}; try: outlast run --nproc-per-node 4 script.py (or --help)")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:

@@ -30,7 +30,7 @@ from outlast.telemetry.history.incident_course import Incident
 from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.run_board import headline
 from outlast.telemetry.run_summary import RunSummary
-from outlast.text_formatting import duration, percentage, plural
+from outlast.text_formatting import duration, percentage, plural, resume_hint
 
 Level = Literal["good", "warn", "bad", "plain"]
 QUIET_STEPS = 20  # without a commit for as many step times, and QUIET_MIN_S, a run is not training
@@ -146,7 +146,7 @@ def _activity(
             "good" if summary.outcome == "done" else "bad"
         )
     if life == "died":
-        return ["its launcher died; the same command resumes the run", *last], "bad"
+        return [f"its launcher died; {resume_hint(summary.run_dir)}", *last], "bad"
     since = next(
         (e for e in reversed(events) if isinstance(e, GenerationClosed | GenerationOpened)), None
     )

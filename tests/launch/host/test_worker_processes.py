@@ -268,8 +268,9 @@ def test_torchruns_environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) ->
         assert spare["LOCAL_RANK"] == "2" and "RANK" not in spare and "ROLE_RANK" not in spare
 
     text = "for name, value in os.environ.items(): print(f'{name}={value}')"
-    flags = ("--nproc-per-node", "2", "--spares", "1", "--max-restarts", "2", "--rdzv-id", "job7")
-    stage.play(stage.plan(stage.script(text), *flags), act)
+    flags = ("--nproc-per-node", "2", "--spares", "1", "--max-restarts", "2")
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-id", "job7")
+    stage.play(stage.plan(stage.script(text), *flags, *meeting), act)
 
 
 def _lines(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from outlast.telemetry.run_summary import summarise
 
 __all__ = ["theatre"]  # the fixture
 pytestmark = pytest.mark.process
+PY_SPY = """#!/bin/sh
+echo '[{"thread_name": "MainThread", "frames": [
+{"name": "wait", "filename": "/lib/python3/c10d.py", "short_filename": "c10d.py", "line": 7},
+{"name": "train", "filename": "/home/script.py", "short_filename": "script.py", "line": 9}]}]'
+"""
 
 
 def test_success(theatre: Theatre) -> None:
@@ -153,16 +159,40 @@ raise KeyError("moedl")
     assert len(found.faults) == 2
 
 
-def test_a_group_that_stands_still_is_reported_and_restarted(theatre: Theatre) -> None:
+def test_a_group_that_stands_still_is_reported_and_restarted(
+    theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = """
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     signal.pause()
 """
     flags = ("--limit", "hang_floor_s=0.2", "--limit", "hang_ceiling_s=3", "--max-restarts", "1")
-    code, out, err = theatre.go(theatre.stage.script(text), "--nproc-per-node", "2", *flags)
-    assert code == 0 and "py-spy dump" in out + err
+    py_spy = theatre.stage.root / "py-spy"
+    py_spy.write_text(PY_SPY)
+    py_spy.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{py_spy.parent}:{os.environ['PATH']}")
+    code, _, err = theatre.go(theatre.stage.script(text), "--nproc-per-node", "2", *flags)
+    where = "ranks 0, 1 in wait (c10d.py:7), called from train (script.py:9)"
+    assert code == 0 and "a hang, or a long wait. After 3 s" in err and err.count(where) >= 2
     (found,) = incidents(read_history(theatre.run_dir))
     assert (found.cause.kind, found.cause.seat, found.rung) == ("hung", -1, "relaunch")
+    assert where in found.cause.detail
+    stacks = sorted(theatre.run_dir.glob("traces/*/rank-1.txt"))
+    assert stacks and "train (/home/script.py:9)" in stacks[0].read_text()
+
+
+def test_a_rank_that_others_wait_for_is_reported(theatre: Theatre) -> None:
+    text = """
+until_s = time.monotonic() + 9
+while os.environ["RANK"] == "1" and time.monotonic() < until_s:
+    pass
+if os.environ["RANK"] == "0":
+    wait_for(lambda: os.path.exists(f"{ROOT}/done"))
+tell("done")
+"""
+    flags = ("--limit", "hang_floor_s=0.2", "--limit", "hang_ceiling_s=2")
+    code, _, err = theatre.go(theatre.stage.script(text), "--nproc-per-node", "2", *flags)
+    assert code == 0 and "1 rank of 2 (0 first) waited for" in err and "while others compute" in err
 
 
 def test_a_group_that_stands_still_is_left_alone_without_restarts(theatre: Theatre) -> None:

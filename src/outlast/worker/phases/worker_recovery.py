@@ -16,12 +16,13 @@ import torch
 import xxhash
 
 from outlast.checkpoint.format import codec
-from outlast.config import Limits
+from outlast.config import Limits, worker_settings
 from outlast.controller.fault_spec import Where
 from outlast.controller.sentinels.replay_rule import ReplayStanding
 from outlast.errors import EXIT_GAVE_UP, CodecError, CorruptionError, GroupError
 from outlast.events import Fault, FaultKind
 from outlast.transport import messages
+from outlast.worker.above_init.process_title import set_title
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.sentinels.memory_sentinel import MemorySentinel, MemoryWord
 from outlast.worker.sentinels.neighbour_replay import NeighbourReplay
@@ -347,6 +348,8 @@ class WorkerRecovery:
         self._status.joining = False
         self._status.requested = body.ask
         self._status.opened = body.generation
+        if worker_settings():  # else the process belongs to its user
+            set_title(self._groups.seat, body.generation)
 
     def _stop(self, body: messages.ControllerBody) -> None:
         if isinstance(body, messages.Stop):
