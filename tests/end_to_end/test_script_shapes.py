@@ -12,6 +12,7 @@ from outlast import events
 pytestmark = pytest.mark.process
 TWO_MODELS = Path(__file__).with_name("jobs") / "two_models_job.py"
 ODD_JOB = Path(__file__).with_name("jobs") / "unusual_phases_job.py"
+NEW_FUNCTIONS = Path(__file__).with_name("jobs") / "new_functions_job.py"
 BEHIND = Path(__file__).with_name("jobs") / "job_behind_its_loop.py"
 
 
@@ -94,3 +95,20 @@ def test_a_place_behind_the_last_batch_of_an_epoch_is_resumed_once(
     assert outcome.code == 0, outcome.output
     assert "in the evaluation after step 2" in outcome.output
     assert outcome.ranks == undisturbed.ranks
+
+
+@pytest.mark.parametrize(
+    "kind", ["nested", "inline", pytest.param("object", marks=pytest.mark.long)]
+)
+def test_a_new_worker_leaves_functions_alone_that_are_made_anew(tmp_path: Path, kind: str) -> None:
+    """Rank 1 dies in the evaluation behind an epoch: values of that epoch's last function are not
+    those of the next one's first."""
+    ends = []
+    for name, flags in (("whole", ()), ("lost", ("--fault=kill:rank=1,step=6,phase=eval",))):
+        (folder := tmp_path / name).mkdir()
+        script = ("--spares=1", *flags)
+        outcome = Runner(folder, 2).run(*script, script=NEW_FUNCTIONS, job=(f"--kind={kind}",))
+        assert outcome.code == 0, outcome.output
+        ends.append(outcome.ranks)
+    assert [one["rung"] for one in outcome.summary["incidents"]] == ["replace"]
+    assert ends[0] == ends[1]

@@ -188,7 +188,7 @@ class UndoCopy:
         self._marks: dict[str, ObjectMark] = {}
         if key and not everything and protected.copies:
             self._marks = self._marked(by_version=known and not exact)
-        self.own_bytes = protected.own_state(protected.own_choices())
+        self.own_bytes = protected.own_state(protected.own_choices(key))
 
     def _marked(self, *, by_version: bool) -> dict[str, ObjectMark]:
         """Mark the Replicated objects; `by_version`: only those whose state_dict copies nothing."""

@@ -235,7 +235,7 @@ class PhaseRunner:
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
         compares = gated or attempt.has_copy
         share = self.before_vote(compares)
-        attempt.choices = protected.own_choices()
+        attempt.choices = protected.own_choices(attempt.key)
         attempt.is_gated = gated
         attempt.waits = local.must_wait(attempt.key) if gated else bool(local.differing)
         self.slots.write_after(attempt, aside=self.aside)
@@ -288,7 +288,7 @@ class PhaseRunner:
             return
         self.protected_state().completed(attempt.key)
         self.script.complete_phase(attempt.key)
-        commit_gate.must_not_have_chosen(attempt, self.protected_state().own_choices())
+        commit_gate.must_not_have_chosen(attempt, self.protected_state().own_choices(attempt.key))
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
 
     def _step_after(self, attempt: PhaseAttempt) -> int:

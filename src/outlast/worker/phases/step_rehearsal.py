@@ -94,5 +94,5 @@ class StepRehearsal:
 
     def _look(self, attempt: PhaseAttempt) -> repetitions.Repetition:
         protected = self._protected_state()
-        choices, named = protected.own_choices(), protected.tree.named_parameters()
+        choices, named = protected.own_choices(attempt.key), protected.tree.named_parameters()
         return repetitions.look(self._status.opened, choices, attempt.reports, named)

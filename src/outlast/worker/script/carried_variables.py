@@ -28,7 +28,9 @@ from outlast.worker.script.value_paths import (
     Step,
     is_own_class,
     is_own_file,
+    own_frames,
     text,
+    unwrapped,
 )
 
 ADVICE = "keep it in session.state, give it to session.protect(...), or return it from the phase"
@@ -46,6 +48,7 @@ class CarriedVariables:
         self._first_bound: set[Path] = set()  # unbound until a phase binds them
         self._expected: set[Path] = set()  # of these, the ones still unbound
         self._pending: dict[Path, Any] = {}  # of phases whose function is not known yet
+        self._running: dict[Path, frozenset[types.FrameType]] = {}  # since then
         self._files: dict[Path, str] = {}  # names of files being read, "" for other values
 
     def __contains__(self, path: Path) -> bool:
@@ -99,18 +102,24 @@ class CarriedVariables:
                 if self._roots.is_unbound(path) or self._roots.read(path) is not value:
                     self._roots.write(path, value)
 
-    def state(self) -> dict[str, Any]:
-        """Return the paths and values to save. Raises PhaseError for a tensor with a graph."""
+    def state(self, phase: str = "") -> dict[str, Any]:
+        """Return the paths and values to save, before or behind a `phase`; of functions that the
+        script makes anew, only those of that phase are values of a function that will be called.
+        Raises PhaseError for a tensor with a graph."""
         for path in [p for p in self._expected if not self._roots.is_unbound(p)]:
             self._expected.discard(path)
             if self._is_scratch(path):
                 self._drop(path)
         values = [value for _, value in self._values()]
-        waiting = [number for number, path in enumerate(self._paths) if path in self._pending]
+        ended = {("phase", key) for key in self._roots.made_anew if key != phase}
+        numbers = {
+            "waiting": [n for n, path in enumerate(self._paths) if path in self._pending],
+            "ended": [n for n, path in enumerate(self._paths) if path[0] in ended],
+        }
         if not self._packed:
             self._packed = msgspec.msgpack.encode(list(self._paths.items()))
-        state = {"paths": self._packed, "values": values}
-        return {**state, "waiting": waiting} if waiting else state
+        listed = {name: found for name, found in numbers.items() if found}
+        return {"paths": self._packed, "values": values, **listed}
 
     def _is_scratch(self, path: Path) -> bool:
         """Return whether a newly bound value is an intermediate result of a phase: gone again, or
@@ -172,23 +181,40 @@ class CarriedVariables:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore every saved variable. Raises PhaseError if this script has no place for one."""
         waiting, late = frozenset(saved.get("waiting", ())), dict[Path, Any]()
+        ended = frozenset(saved.get("ended", ()))
         pairs = zip(unpack_paths(saved), saved.get("values", ()), strict=True)
         for number, ((path, in_place), value) in enumerate(pairs):
             self.add(path, in_place=in_place)
-            if number in waiting:
+            if number in ended and path[0][1] not in self._roots.functions:
+                self._pending.pop(path, None)
+            elif number in waiting:
                 late[path] = value
             else:
                 self._put(path, value)
-        self._pending |= late
+        for path, value in late.items():
+            self._wait(path, value, self._running.get(path))
         for key in self._roots.functions:
             self.restore_pending(key)
 
+    def _wait(
+        self, path: Path, value: Any, running: frozenset[types.FrameType] | None = None
+    ) -> None:
+        """Keep a value until the function of its phase is known."""
+        self._pending[path] = value
+        self._running[path] = frozenset(own_frames()) if running is None else running
+
     def restore_pending(self, key: str) -> None:
-        """Restore the values that waited for the function of phase `key`, which is now known."""
+        """Restore the values that waited for the function of phase `key`, which is now known. They
+        are outdated where a call that began since then has made the function anew."""
         for path in [p for p in self._pending if p[0] == ("phase", key)]:
-            value = self._pending.pop(path)
-            if not self._is_live(path):
+            value, running = self._pending.pop(path), self._running.pop(path)
+            if not self._is_live(path) and not self._is_made_since(key, running):
                 self._put(path, value)
+
+    def _is_made_since(self, key: str, running: frozenset[types.FrameType]) -> bool:
+        name = getattr(unwrapped(self._roots.functions[key]), "__qualname__", "")
+        makers = (frame for frame in own_frames() if frame not in running)
+        return any(name.startswith(f"{frame.f_code.co_qualname}.<locals>.") for frame in makers)
 
     def _is_live(self, path: Path) -> bool:
         """Return whether another path, restored earlier, leads to the variable at `path`: its
@@ -204,7 +230,7 @@ class CarriedVariables:
             self.unbind(path)
             return
         if path[0][0] == "phase" and path[0][1] not in self._roots.functions:
-            self._pending[path] = value
+            self._wait(path, value)
             return
         try:
             live = None if self._roots.is_unbound(path) else self._roots.read(path)

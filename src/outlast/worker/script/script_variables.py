@@ -115,7 +115,7 @@ class ScriptVariables(Refusals):
             self.caches.begin()
             self._carry_late(self._late.in_turn())
         known = key in self._roots.functions
-        self._roots.functions[key] = function
+        self._roots.begin_phase(key, function)
         if self._alone:
             return
         if known:

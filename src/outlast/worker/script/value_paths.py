@@ -94,6 +94,14 @@ class PathRoots:
 
     def __init__(self) -> None:
         self.functions: dict[str, Callable[..., Any]] = {}  # by a phase's key
+        self.made_anew: set[str] = set()  # of phases whose function is another one each time
+
+    def begin_phase(self, key: str, function: Callable[..., Any]) -> None:
+        """Note the function of the next phase."""
+        known = self.functions.get(key, function)
+        if unwrapped(known) is not unwrapped(function) or _self(known) is not _self(function):
+            self.made_anew.add(key)
+        self.functions[key] = function
 
     def read(self, path: Path, spaces: dict[Step, Any] | None = None) -> Any:
         """Return the value at `path`. Raises PathGone. `spaces` caches roots across calls."""
@@ -244,6 +252,13 @@ def unwrapped(function: Any) -> Any:
             function = vars(function)["__wrapped__"]
         else:
             return function
+
+
+def _self(function: Any) -> Any:
+    """Return the object of a bound method, also behind partials."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__self__", None)
 
 
 def _follow(value: Any, step: Step) -> Any:

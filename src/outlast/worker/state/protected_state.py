@@ -256,14 +256,14 @@ class ProtectedState:
             }
         )
 
-    def own_choices(self) -> bytes:
-        """Encode the part that the script may change: generators, own objects, variables."""
+    def own_choices(self, phase: str = "") -> bytes:
+        """Encode what the script may change: generators, own objects, variables at a `phase`."""
         objects = {name: _content(value) for name, value in self.own.items()}
         choices = {
             "random": capture(self.generators),
             "objects": objects,
             "trained": list(state_values.trained(objects)),
-            "script": self.script.state() if self.script is not None else {},
+            "script": self.script.state(phase) if self.script is not None else {},
         }
         try:
             return codec.encode(choices)
@@ -271,7 +271,7 @@ class ProtectedState:
             if self.script is None:
                 raise
             self.script.check()  # raises where a variable of the script is the cause
-            return codec.encode({**choices, "script": self.script.state()})
+            return codec.encode({**choices, "script": self.script.state(phase)})
 
     def restore_own(self, own: bytes, *, keep: bool | None = None) -> None:
         """Restore the result of `own_state` into the script's objects. `keep`: see
