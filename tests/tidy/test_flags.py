@@ -14,11 +14,11 @@ GOLDEN = Path(__file__).with_name("run_flags.txt")
 
 def surface() -> str:
     """Every flag with its spellings and default, sorted."""
-    from outlast.launch.torchrun_arguments import _parser
+    from outlast.launch.torchrun_arguments import run_parser
 
     flags = [
         " ".join([*sorted(action.option_strings), f"[{action.default}]"])
-        for action in _parser()._actions
+        for action in run_parser()._actions
         if action.option_strings
     ]
     return "\n".join(sorted(flags)) + "\n"

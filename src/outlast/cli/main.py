@@ -114,6 +114,7 @@ GROUPS = {
     "slurm": slurm,
 }
 _EXIT_SIGINT = 130
+_COMPLETION = "--install-completion"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -196,7 +197,13 @@ def application(arguments: Sequence[str] = ()) -> App:
         help_format="plaintext",  # Markdown's parser would take a third of the time
         console=Printer(),
     )
-    app.command(_run_help, name="run")
+    if _COMPLETION in arguments[:1]:
+        from outlast.cli.shell_completion import run_signature  # rarely needed
+
+        app.command(run_signature(), name="run")
+    else:
+        app.command(_run_help, name="run")
+    app.register_install_completion_command(_COMPLETION)
     _add(app, "outlast.cli", COMMANDS, arguments)
     for name, group in GROUPS.items():
         inner = App(name=name, help=group.HELP)

@@ -188,11 +188,7 @@ def read_flags(argv: list[str]) -> Namespace:
     Raises as `parse` does.
     """
     config.check_torch()
-    try:
-        parser = _parser()
-    except ValueError as error:  # from one of torchrun's PET_* flags
-        raise UsageError(f"a PET_* variable is not 0 or 1: {error}; correct or unset it") from error
-    given = parser.parse_args(argv)
+    given = run_parser().parse_args(argv)
     _refuse(given)
     outlast_flags.refuse_check_flags(given)
     return given
@@ -211,12 +207,17 @@ class _Parser(ArgumentParser):
         return found if len(found) == 1 else []  # else 3.11 refuses those of a script
 
 
-def _parser() -> ArgumentParser:
+def run_parser() -> ArgumentParser:
+    """Return the parser of torchrun's and Outlast's flags. Raises UsageError for PET_* flags."""
+    try:
+        parents = [_torch.get(_RUN, "get_args_parser")()]
+    except ValueError as error:
+        raise UsageError(f"a PET_* variable is not 0 or 1: {error}; correct or unset it") from error
     parser = _Parser(
         prog="outlast run",
         description="Launch as with torchrun, with every flag of it. Continue a run with its own"
         " script and flags: outlast run --resume [RUN_DIR|last]",
-        parents=[_torch.get(_RUN, "get_args_parser")()],
+        parents=parents,
         add_help=False,
     )
     add = parser.add_argument_group("outlast").add_argument
