@@ -42,7 +42,7 @@ def _pages_of_cyclopts() -> dict[str, str]:
 
 
 def _page_of_run() -> str:
-    parser = torchrun_arguments._parser()  # noqa: SLF001 - the one parser of `outlast run`
+    parser = torchrun_arguments.run_parser()
     lines = ["# `outlast run`", "", parser.description or "", ""]
     lines += ["```text", "outlast run [OPTIONS] SCRIPT [SCRIPT OPTIONS]", "```", ""]
     groups = [group for group in parser._action_groups if group._group_actions]  # noqa: SLF001
