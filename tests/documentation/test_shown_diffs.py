@@ -1,10 +1,12 @@
-"""Diffs in README and tutorial are those of examples/plain_ddp.py and examples/ported_ddp.py."""
+"""Diffs in README, tutorial and guide are those of the plain and ported scripts in examples/."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from pathlib import Path
+
+from tests.documentation.side_by_side import side_by_side
 
 ROOT = Path(__file__).parents[2]
 PLAIN = (ROOT / "examples" / "plain_ddp.py").read_text().splitlines()
@@ -34,3 +36,14 @@ def test_the_lines_in_the_readme_are_in_the_scripts() -> None:
         found = iter(script)
         missing = [line for line in shown if line[0] != other and line[1:] not in found]
         assert missing == []
+
+
+def test_the_guide_shows_whole_diffs_of_the_longer_ports() -> None:
+    text = (ROOT / "docs" / "howto" / "port_a_script.md").read_text()
+    text = text[text.index("## Two longer ports") :]
+    shown = re.findall(r"^```diff\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    examples = ROOT / "examples"
+    for block, name in zip(shown, ("gpt", "classifier"), strict=True):
+        plain, ported = (examples / f"{kind}_{name}.py" for kind in ("plain", "ported"))
+        assert block.splitlines() == side_by_side(plain, ported)
+        assert sum(line.startswith("+") for line in block.splitlines()) <= 12

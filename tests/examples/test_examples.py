@@ -60,6 +60,32 @@ def test_the_ported_script_has_the_digest_of_the_plain_one(tmp_path: Path) -> No
     assert digest_of(plain) == digest_of(ported)
 
 
+@pytest.mark.parametrize(
+    ("name", "flag", "places"),
+    [
+        (
+            "gpt",
+            "--max-iters=60",
+            ("rank=1,step=21", "rank=0,step=44,phase=between"),
+        ),
+        # its epochs have 20 steps: rank 0 dies in the validation behind the second
+        (
+            "classifier",
+            "--epochs=3",
+            ("rank=1,step=25", "rank=0,step=40,phase=eval"),
+        ),
+    ],
+)
+def test_longer_ports_have_the_digest_of_the_plain_script(
+    tmp_path: Path, name: str, flag: str, places: tuple[str, str]
+) -> None:
+    plain = execute(tmp_path, TORCHRUN, f"plain_{name}.py", flag)
+    disturbed = (*OUTLAST, "--spares=1", *(f"--fault=kill:{place}" for place in places))
+    ported = execute(tmp_path, disturbed, f"ported_{name}.py", flag)
+    assert ported.count("recovered in") >= len(places)
+    assert digest_of(plain) == digest_of(ported)
+
+
 def test_the_image_classifier_survives_two_kills(tmp_path: Path) -> None:
     flags = ("--epochs=2", "--images=256")
     modules = {"PYTHONPATH": str(PLAIN), "DIGESTS": str(tmp_path)}
