@@ -81,7 +81,7 @@ def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     )
     story.killed(1).steps(2).end()
     page = render_page(read(tmp_path), HOSTILE)
-    assert page.count("<script>") == 2 and "&lt;script&gt;alert" in page
+    assert page.count("<script>") == 3 and "&lt;script&gt;alert" in page
     assert set(render_parts(read(tmp_path))) == set(PARTS)
 
 
