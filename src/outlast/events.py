@@ -232,6 +232,34 @@ class Note(Event, frozen=True):
     level: Literal["info", "warning"] = "warning"
 
 
+class MemoryCopied(Event, frozen=True):
+    """Each rank's keeper holds its part of a version; ranks waited `seconds` (0: unknown)."""
+
+    n: int
+    step: int
+    seconds: float
+
+
+class PeersCopied(Event, frozen=True, omit_defaults=True):
+    """Other keepers hold the seat's part of a version: `copies` of it, or of `strips` of parity.
+
+    `seconds`: from the order to the last keeper's answer, of which t_ns is the receipt."""
+
+    seat: int
+    n: int
+    step: int
+    copies: int
+    size_bytes: int
+    seconds: float
+    strips: int = 0
+    error: str = ""  # of keepers that do not hold it
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the part survives the loss of its own keeper."""
+        return self.copies >= max(1, self.strips)
+
+
 class CheckpointSaved(Event, frozen=True):
     """A checkpoint is complete and durable."""
 
@@ -362,7 +390,8 @@ AnyEvent = (
     RunStarted | WorkerSpawned | WorkerWarm | WorkerSeated | WorkerLost | Noticed
     | GenerationClosed | Reported | Decided | JoinerReady | Connected | Transferred
     | GenerationOpened | PhaseDone | AttemptRefused | LoopBegun | DrySteps | Metrics | Note
-    | CheckpointSaved | CheckpointFailed | Drained | DrainFailed | Scheduled | Warned
+    | MemoryCopied | PeersCopied | CheckpointSaved | CheckpointFailed | Drained | DrainFailed
+    | Scheduled | Warned
     | NodeReleased | BatchSkipped | ReplicasCompared | FaultInjected | ScriptUnmanaged | RunEnded
 )  # fmt: skip
 

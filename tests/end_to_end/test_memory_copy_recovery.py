@@ -71,4 +71,7 @@ def test_ranks_die_with_one_of_their_memories(
     assert outcome.summary["committed_steps_lost"] == 1
     assert "the keeper of rank 2 was killed by signal 9" in outcome.output
     assert note in outcome.output
+    assert 6 in {event.step for event in outcome.events if isinstance(event, events.MemoryCopied)}
+    peers = [event for event in outcome.events if isinstance(event, events.PeersCopied)]
+    assert 0 in {event.seat for event in peers if event.is_whole and event.step == 6}
     assert "and the next version is sent to all of them again" not in outcome.output

@@ -70,8 +70,9 @@ from pathlib import Path
 # Damage of a lake's files: 2 with tests, 110.
 # Exported lakes and planners: 2 with tests, 260.
 # Unmodified scripts beside torchrun, standstills, titles and completion: 10 with tests, 1,500.
+# Copies in memory and at peers, in events: 2 with tests, 310. Simulated bands: 1, 290.
 CEILINGS = {
-    "modules": 689,
+    "modules": 692,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -80,7 +81,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 142500,
+    "lines": 143120,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from outlast.events import AnyEvent, CheckpointSaved, Drained, Transferred, Warned, WorkerSeated
+from outlast.events import (
+    AnyEvent,
+    CheckpointSaved,
+    Drained,
+    MemoryCopied,
+    PeersCopied,
+    Transferred,
+    Warned,
+    WorkerSeated,
+)
 from outlast.telemetry.history.incident_course import PHASES, Incident
 from outlast.telemetry.history.phase_blocks import incidents
 from outlast.telemetry.history.run_history import RunHistory
@@ -21,12 +30,13 @@ from outlast.text_formatting import size, warning
 _JOB = 0  # process of what concerns all ranks
 _RANKS = 1
 _COPIES = 2  # of state, from rank to rank
+_KEEPERS = 3  # copies of ranks' parts at other keepers
 _US = 1_000
 
 
 def trace_events(history: RunHistory, *, running: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace: each rank's time, incidents with their phases, saves, findings,
-    and copies of state.
+    """Yield the events of a trace: each rank's time, incidents with their phases, copies,
+    saves, and findings.
 
     Raises RunDirError and CorruptionError as `account` does.
     """
@@ -36,6 +46,7 @@ def trace_events(history: RunHistory, *, running: bool = False) -> Iterator[dict
     yield _name("thread_name", _JOB, 0, "incidents")
     yield _name("thread_name", _JOB, 1, "checkpoints")
     yield _name("thread_name", _JOB, 2, "findings")
+    yield _name("thread_name", _JOB, 3, "copies in memory")
     for lane in times.lanes:
         yield _name("thread_name", _RANKS, lane.seat, f"rank {lane.seat}")
         for span in lane.spans:
@@ -45,6 +56,7 @@ def trace_events(history: RunHistory, *, running: bool = False) -> Iterator[dict
     for event in history.events:
         yield from _event(event, times)
     yield from _copies(history.events, times)
+    yield from _peers(history.events, times)
 
 
 def _incident(incident: Incident, times: TimeAccount) -> Iterator[dict[str, Any]]:
@@ -68,6 +80,9 @@ def _event(event: AnyEvent, times: TimeAccount) -> Iterator[dict[str, Any]]:
             kind = "checkpoint" if isinstance(event, CheckpointSaved) else "upload"
             name = f"{kind} of step {event.step}"
             yield _span(name, _JOB, 1, begin_ns, event.t_ns, times, about)
+        case MemoryCopied():
+            begin_ns = event.t_ns - round(event.seconds * 1e9)
+            yield _span(f"copy of step {event.step}", _JOB, 3, begin_ns, event.t_ns, times)
         case Warned():
             yield _instant(warning(event), _JOB, 2, event.t_ns, times, "p")
         case WorkerSeated():
@@ -93,6 +108,24 @@ def _copies(events: Iterable[AnyEvent], times: TimeAccount) -> Iterator[dict[str
         about = {"bytes": event.size_bytes, "incident": event.incident}
         text = f"{size(event.size_bytes)} for generation {event.generation}"
         yield _span(text, _COPIES, lanes[pair], begin_ns, event.t_ns, times, about)
+
+
+def _peers(events: Iterable[AnyEvent], times: TimeAccount) -> Iterator[dict[str, Any]]:
+    """Yield a lane for each rank, with the copies of its part at other keepers."""
+    seats = set[int]()
+    for event in events:
+        if not isinstance(event, PeersCopied):
+            continue
+        if not seats:
+            yield _name("process_name", _KEEPERS, 0, "copies at peers")
+        if event.seat not in seats:
+            seats.add(event.seat)
+            yield _name("thread_name", _KEEPERS, event.seat, f"part of rank {event.seat}")
+        begin_ns = event.t_ns - round(event.seconds * 1e9)
+        about = {"bytes": event.size_bytes, "copies": event.copies, "error": event.error}
+        whole = "" if event.is_whole else ", not whole"
+        name = f"step {event.step}, {size(event.size_bytes)}{whole}"
+        yield _span(name, _KEEPERS, event.seat, begin_ns, event.t_ns, times, about)
 
 
 def _span(

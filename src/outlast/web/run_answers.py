@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from outlast.events import (
     AnyEvent,
     CheckpointFailed,
-    CheckpointSaved,
-    Drained,
     DrainFailed,
     GenerationClosed,
     GenerationOpened,
@@ -28,6 +26,7 @@ from outlast.telemetry.event_store import Life
 from outlast.telemetry.history.event_columns import Integers, last_of_each, of_kind, rows
 from outlast.telemetry.history.incident_course import Incident
 from outlast.telemetry.history.run_history import RunHistory
+from outlast.telemetry.history.state_copies import newest_copies
 from outlast.telemetry.run_board import headline
 from outlast.telemetry.run_summary import RunSummary
 from outlast.text_formatting import duration, percentage, plural, resume_hint
@@ -211,19 +210,20 @@ def _broken(summary: RunSummary, run_incidents: Sequence[Incident]) -> PageAnswe
 
 
 def _safety(events: Sequence[AnyEvent], summary: RunSummary, now_ns: int) -> PageAnswer:
-    saved = next((event for event in reversed(events) if isinstance(event, CheckpointSaved)), None)
-    kept = next((event for event in reversed(events) if isinstance(event, Drained)), None)
+    copies = newest_copies(events, summary.world)
+    saved = copies.disk
     failed = next(
         (e for e in reversed(events) if isinstance(e, CheckpointFailed | DrainFailed)), None
     )
     compared = next((e for e in reversed(events) if isinstance(e, ReplicasCompared)), None)
-    lines = []
+    names = {"in memory": copies.memory, "at peers": copies.peers, "on disk": saved}
+    lines = [
+        f"{name}: step {copy.step:,}, {_ago(copy.t_ns, now_ns)}"
+        for name, copy in {**names, "durable": copies.durable}.items()
+        if copy
+    ]
     if saved:
-        lines.append(
-            f"newest one {_ago(saved.t_ns, now_ns)}, {plural(summary.checkpoints, 'save')}"
-        )
-    if kept:
-        lines.append(f"durable storage has step {kept.step:,}")
+        lines.append(plural(summary.checkpoints, "checkpoint"))
     if failed and (saved is None or failed.t_ns > saved.t_ns):
         lines.append(f"the newest save failed: {failed.error}")
     checked = f" ({_ago(compared.t_ns, now_ns)})" if compared else ""

@@ -34,6 +34,7 @@ from outlast.worker.phases.absent_parts import AbsentParts, SaveProposal
 from outlast.worker.phases.script_progress import Intervals, ProgressSlot, RankPart
 from outlast.worker.save_timing import StepRhythm
 from outlast.worker.state.protected_state import ProtectedState
+from outlast.worker.worker_events import memory_copied, peers_copied
 from outlast.worker.worker_status import WorkerStatus
 
 _NEWS_S = 1.0
@@ -266,6 +267,7 @@ class RunCheckpointer:
         with self._outcomes:
             if place in self._flushing:
                 self._flushing[place] = blocked_s
+        self._owner.record(memory_copied(self._owner.now_ns(), place, blocked_s))
         self._owner.send(
             messages.Checkpointed(
                 n=place.n,
@@ -336,17 +338,14 @@ class RunCheckpointer:
         self._owner.note(text)
 
     def save_copied(self, outcome: Outcome) -> None:
-        """Note missing copies in memory once, until all copies are there again."""
+        """Record copies at peers; note missing ones once, until all copies are there again."""
+        assert self._driver is not None
+        seat = self._driver.rank_of(outcome.save)
+        self._owner.record(peers_copied(self._owner.now_ns(), seat, outcome))
         if outcome.error and not self._lacks_copies:
-            lacking = (
-                f"{outcome.copies} of {outcome.strips} strips are in the parity of its group"
-                if outcome.strips
-                else f"fewer copies in memory than requested ({outcome.copies} beside that of this"
-                " rank's own keeper)"
-            )
             self._owner.note(
-                f"step {outcome.place.step}: {lacking}: {outcome.error}; training continues; the"
-                " next version is sent to all of them again"
+                f"step {outcome.place.step}: {outcome.shortfall}: {outcome.error}; training"
+                " continues; the next version is sent to all of them again"
             )
         self._lacks_copies = bool(outcome.error)
 

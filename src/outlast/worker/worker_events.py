@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from outlast import events
+from outlast.checkpoint.format.manifests import SavePoint
+from outlast.checkpoint.keeper.keeper_frames import Outcome
 from outlast.config import WorkerSettings
 from outlast.telemetry.event_store import EventClock, EventWriter
 
@@ -130,3 +132,23 @@ class WorkerEvents:
     def _emit(self, event: events.AnyEvent) -> None:
         if self._writer:
             self._writer.emit(event)
+
+
+def memory_copied(t_ns: int, place: SavePoint, seconds: float) -> events.MemoryCopied:
+    """Return the event of a version that each rank's keeper holds."""
+    return events.MemoryCopied(t_ns=t_ns, n=place.n, step=place.step, seconds=seconds)
+
+
+def peers_copied(t_ns: int, seat: int, outcome: Outcome) -> events.PeersCopied:
+    """Return the event of a seat's part at other keepers."""
+    return events.PeersCopied(
+        t_ns=t_ns,
+        seat=seat,
+        n=outcome.place.n,
+        step=outcome.place.step,
+        copies=outcome.copies,
+        strips=outcome.strips,
+        size_bytes=outcome.size_bytes,
+        seconds=outcome.seconds,
+        error=outcome.error,
+    )

@@ -157,6 +157,16 @@ class Outcome(KeeperFrame, frozen=True, kw_only=True):
     copies: int = 0
     strips: int = 0
 
+    @property
+    def shortfall(self) -> str:
+        """Sentence on the copies that are there, beside those that failed."""
+        if self.strips:
+            return f"{self.copies} of {self.strips} strips are in the parity of its group"
+        return (
+            f"fewer copies in memory than requested ({self.copies} beside that of this rank's own"
+            " keeper)"
+        )
+
 
 class HeldVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A version in a keeper's memory, independent of its write.
