@@ -80,6 +80,7 @@ def test_the_planner_follows_its_sliders(
         page = opened(browser, f"{link}plan?cost=30s", width, scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         before = page.locator("#answer-goodput b").inner_text()
+        expect(page.locator("#curves polygon.band.outlast")).to_have_count(1, timeout=WAIT_MS)
         slider = page.get_by_label("GPUs, slider")
         slider.press("End")
         expect(page.locator("#answer-goodput b")).not_to_have_text(before)

@@ -5,17 +5,26 @@ from __future__ import annotations
 import re
 from html import unescape
 from pathlib import Path
+from typing import cast
 from urllib.parse import parse_qsl
 
+import anyio
+import numpy as np
 import pytest
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
 from tests.telemetry.synthetic_run import SyntheticRun
 
 from outlast.plan.model.answer_values import format_quantity
 from outlast.plan.model.ladder_costs import STRATEGIES, Strategy
 from outlast.plan.model.measured_run import read_measured_run
-from outlast.plan.model.scenario import scenario_of
+from outlast.plan.model.scenario import Scenario, scenario_of
 from outlast.plan.model.strategy_prediction import predict
+from outlast.plan.simulate.replications import draws, run_ensemble
+from outlast.plan.simulate.simulated_job import job_of
+from outlast.web import planner_pages
 from outlast.web.planner_answer import planner_answer
+from outlast.web.planner_band import PlannerBand, SimulatedGoodput, simulated_goodput
 from outlast.web.planner_curves import (
     HEIGHT,
     dollars_scale,
@@ -24,7 +33,13 @@ from outlast.web.planner_curves import (
     planner_curves,
 )
 from outlast.web.planner_link import measured_query, predicted_sentence
-from outlast.web.planner_pages import answer_response, curves_response, page_response
+from outlast.web.planner_page import render_curves
+from outlast.web.planner_pages import (
+    SimulatedBands,
+    answer_response,
+    curves_response,
+    page_response,
+)
 from outlast.web.planner_query import given_texts, parse_query
 
 Pairs = list[tuple[str, str]]
@@ -204,3 +219,80 @@ def test_the_prediction_is_that_of_the_planner(tmp_path: Path) -> None:
 def test_no_prediction_outside_the_regime(tmp_path: Path) -> None:
     SyntheticRun(tmp_path, world=4).start().steps(50).killed(1).steps(50).end().close()
     assert "outside the regime" in predicted_sentence(read_measured_run(tmp_path))
+
+
+def test_a_band_is_that_of_simulated_runs() -> None:
+    query = parse_query({"gpus": "4096", "failures": "50kh", "failures-seen": "40"})
+    of = simulated_goodput(query.scenario, "outlast")
+    assert of is not None and of.runs == 256 and of.low < of.middle < of.high < 1
+    job = job_of(query.scenario, "outlast")
+    ensemble = run_ensemble({"outlast": job}, draws(query.scenario, 16), seed=0)
+    goodput = query.scenario.work_s / ensemble.runs["outlast"].wall_s
+    assert of.low == np.quantile(goodput, 0.05, method="inverted_cdf")
+    assert of.high == np.quantile(goodput, 0.95, method="inverted_cdf")
+    predicted = predict(query.scenario, "outlast").outcome.goodput
+    assert of.low < predicted < of.high
+    small = parse_query({"gpus": "8"}).scenario
+    assert simulated_goodput(small, "migrate") is None  # it needs two replicas
+
+
+def test_a_band_is_drawn_behind_its_curve_and_has_gaps() -> None:
+    curves = planner_curves(parse_query({"cost": "30s"}))
+    texts = [point.text for point in curves.points]
+    simulated = {text: SimulatedGoodput(0.2, 0.5, 1.0, 48) for text in texts if text != texts[4]}
+    band = PlannerBand("drop", simulated)
+    drawn = draw_curves(curves, goodput_scale(), band)
+    areas = re.findall(r'<polygon class="band drop" points="([^"]*)"', drawn)
+    assert len(areas) == 2 and drawn.index("<polygon") < drawn.index("<polyline")
+    places = [tuple(map(float, place.split(","))) for area in areas for place in area.split()]
+    assert len(places) == 2 * len(simulated)
+    assert sorted({y for _, y in places}) == pytest.approx([0.0, 0.8 * HEIGHT])
+    text = render_curves(curves, band, "a note")
+    assert "P5 to P95 of 48 runs or more" in text and ">a note<" in text
+    assert text.count("20 % to 100 %") == len(simulated) + (curves.here.text in simulated)
+
+
+class _Page:
+    """A request whose page leaves after some looks."""
+
+    def __init__(self, query: str, looks: int = 1_000) -> None:
+        self.query_params = QueryParams(query)
+        self.looks = looks
+
+    async def is_disconnected(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def band_of(query: str, looks: int = 1_000) -> tuple[int, str]:
+    page = cast("Request", _Page(query, looks))
+    response = anyio.run(SimulatedBands().band, page)
+    return response.status_code, unescape(bytes(response.body).decode())
+
+
+def test_a_page_that_asks_no_more_ends_its_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[Strategy] = []
+
+    def simulate(_scenario: Scenario, strategy: Strategy) -> SimulatedGoodput:
+        simulated.append(strategy)
+        return SimulatedGoodput(0.2, 0.5, 1.0, 48)
+
+    monkeypatch.setattr(planner_pages, "simulated_goodput", simulate)
+    assert band_of("strategy=drop", looks=3) == (204, "")
+    assert simulated == ["drop"] * 3
+    status, text = band_of("strategy=drop")
+    assert status == 200 and "simulated drop" in text and len(simulated) == 3 + 10
+    monkeypatch.setattr(planner_pages, "BAND_S", -1.0)
+    status, text = band_of("")
+    assert status == 200 and "9 places not simulated" in text and "<polygon" not in text
+    assert band_of("gpus=luck")[0] == 400
+
+
+def test_without_numba_the_curves_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def simulate(_scenario: Scenario, _strategy: Strategy) -> None:
+        raise ModuleNotFoundError(name="numba")
+
+    monkeypatch.setattr(planner_pages, "simulated_goodput", simulate)
+    status, text = band_of("")
+    assert status == 200 and "it needs numba; pip install 'outlast[plan]'" in text
+    assert "<polyline" in text

@@ -13,8 +13,22 @@ async function ask(part, query) {
   localTimes(document.getElementById(part));
   return response.ok;
 }
+let simulation = null; // of the band, which comes behind the curves; a move of a slider ends it
+async function simulate(query) {
+  const own = simulation = new AbortController();
+  try {
+    const response = await fetch(`/plan/band?${query}`, { signal: own.signal });
+    const html = await response.text();
+    if (own !== simulation || response.status !== 200) return;
+    const curves = document.getElementById("curves"), open = curves.querySelector("details")?.open;
+    curves.innerHTML = html;
+    curves.querySelector("details").open = open;
+  } catch { /* aborted, or no server: the curves stay */ }
+}
 async function answer() {
   isChanged = true;
+  simulation?.abort();
+  simulation = null;
   if (isOpen) return;
   isOpen = true;
   while (isChanged) {
@@ -22,7 +36,7 @@ async function answer() {
     const query = given();
     history.replaceState(null, "", `/plan?${query}`);
     try {
-      if (await ask("answer", query) && !isChanged) await ask("curves", query);
+      if (await ask("answer", query) && !isChanged && await ask("curves", query) && !isChanged) simulate(query);
       live.textContent = "";
     } catch { live.textContent = "the server of this page does not answer"; }
   }
@@ -44,3 +58,4 @@ for (const range of ranges) {
   });
 }
 form.addEventListener("input", (event) => { if (event.target.name) answer(); });
+if (document.querySelector("#curves svg")) simulate(given());

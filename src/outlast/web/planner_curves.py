@@ -15,6 +15,7 @@ from outlast.plan.model.scenario import Scenario, resize
 from outlast.plan.model.strategy_prediction import Prediction
 from outlast.web.page_figures import X
 from outlast.web.planner_answer import strategy_line
+from outlast.web.planner_band import PlannerBand
 from outlast.web.planner_query import PlannerQuery
 
 HEIGHT = 220
@@ -39,36 +40,57 @@ class PlannerCurves(NamedTuple):
     here: CurvePoint
 
 
+class CurvePlace(NamedTuple):
+    """A place of the axis with its scenario; None where the scenario is impossible."""
+
+    value: float
+    text: str
+    scenario: Scenario | None
+
+
 def planner_curves(query: PlannerQuery) -> PlannerCurves:
     """Compute the curves. Raises UsageError naming the invalid field."""
+    *points, here = map(_point, curve_places(query))
+    name = "GPUs" if query.over == "gpus" else "time between failures of a GPU"
+    return PlannerCurves(name, points, here)
+
+
+def curve_places(query: PlannerQuery) -> list[CurvePlace]:
+    """Return the places of the axis, and at last the scenario's own."""
     scenario = query.scenario
     if query.over == "gpus":
-        sizes = [count * scenario.gpus_per_node for count in _NODES]
-        points = [_point(scenario, gpus, f"{gpus:,}", gpus=gpus) for gpus in sizes]
-        here = _point(scenario, scenario.gpus, f"{scenario.gpus:,}", gpus=scenario.gpus)
-        return PlannerCurves("GPUs", points, here)
-    points = [
-        _point(scenario, count, f"{count:,} kh", between_s=1000 * count * _HOUR_S)
-        for count in _BETWEEN_KH
-    ]
+        sizes = [*(count * scenario.gpus_per_node for count in _NODES), scenario.gpus]
+        return [_place(scenario, gpus, f"{gpus:,}", gpus=gpus) for gpus in sizes]
     between_s = 1 / scenario.failures.per_gpu_s
     count = between_s / 1000 / _HOUR_S
-    here = _point(scenario, count, f"{count:.3g} kh", between_s=between_s)
-    return PlannerCurves("time between failures of a GPU", points, here)
+    return [
+        *(
+            _place(scenario, count, f"{count:,} kh", between_s=1000 * count * _HOUR_S)
+            for count in _BETWEEN_KH
+        ),
+        _place(scenario, count, f"{count:.3g} kh", between_s=between_s),
+    ]
 
 
-def _point(
+def _place(
     scenario: Scenario, value: float, text: str, *, gpus: int = 0, between_s: float = 0.0
-) -> CurvePoint:
+) -> CurvePlace:
     if between_s:
         scenario = replace(scenario, failures=replace(scenario.failures, per_gpu_s=1 / between_s))
     try:
-        scenario = resize(scenario, gpus or scenario.gpus)
+        return CurvePlace(value, text, resize(scenario, gpus or scenario.gpus))
     except ConfigError:  # this size is impossible with what is given: the curves have a gap
-        return CurvePoint(value, text, {})
-    lines = [strategy_line(scenario, strategy) for strategy in STRATEGIES]
+        return CurvePlace(value, text, None)
+
+
+def _point(place: CurvePlace) -> CurvePoint:
+    if place.scenario is None:
+        return CurvePoint(place.value, place.text, {})
+    lines = [strategy_line(place.scenario, strategy) for strategy in STRATEGIES]
     return CurvePoint(
-        value, text, {line.strategy: line.predicted for line in lines if line.predicted is not None}
+        place.value,
+        place.text,
+        {line.strategy: line.predicted for line in lines if line.predicted is not None},
     )
 
 
@@ -114,8 +136,8 @@ def dollars_scale(curves: PlannerCurves) -> CurveScale:
     return CurveScale("dollars", lambda of: format_quantity(of.usd, "USD"), share, rows)
 
 
-def draw_curves(curves: PlannerCurves, scale: CurveScale) -> str:
-    """Draw values of all strategies over the logarithm of the axis."""
+def draw_curves(curves: PlannerCurves, scale: CurveScale, band: PlannerBand | None = None) -> str:
+    """Draw values of all strategies over the logarithm of the axis, and a band of goodput."""
     points = curves.points
     low, high = math.log(points[0].value), math.log(points[-1].value)
 
@@ -123,6 +145,10 @@ def draw_curves(curves: PlannerCurves, scale: CurveScale) -> str:
         return min(1.0, max(0.0, (math.log(value) - low) / (high - low)))
 
     lines = "".join(
+        f'<polygon class="band {band.strategy}" points="{area}"/>'
+        for area in (_areas(band, points, share) if band else ())
+    )
+    lines += "".join(
         f'<polyline class="curve {strategy}" points="{places}"/>'
         for strategy in reversed(STRATEGIES)  # dashes are on top where curves meet
         for places in _places(strategy, points, share, scale)
@@ -177,3 +203,25 @@ def _places(
         else:
             places[-1] += f" {X * share(point.value):.1f},{HEIGHT * (1 - up):.1f}"
     return [part.strip() for part in places if part]
+
+
+def _areas(
+    band: PlannerBand, points: Sequence[CurvePoint], share: Callable[[float], float]
+) -> list[str]:
+    """Return the outlines of a band, divided where places are missing."""
+    groups: list[list[CurvePoint]] = [[]]
+    for point in points:
+        if point.text in band.simulated:
+            groups[-1].append(point)
+        else:
+            groups.append([])
+    return [
+        " ".join(
+            f"{X * share(point.value):.1f},{HEIGHT * (1 - end):.1f}"
+            for points, which in ((group, "low"), (group[::-1], "high"))
+            for point in points
+            for end in [getattr(band.simulated[point.text], which)]
+        )
+        for group in groups
+        if len(group) > 1
+    ]

@@ -16,6 +16,7 @@ from outlast.plan.model.rates import presets
 from outlast.web import page_figures
 from outlast.web.page_templates import asset, content_policy, environment
 from outlast.web.planner_answer import PlannerAnswer
+from outlast.web.planner_band import PlannerBand
 from outlast.web.planner_curves import (
     PlannerCurves,
     dollars_scale,
@@ -72,10 +73,17 @@ def render_answer(found: PlannerAnswer | None, refusal: str) -> str:
     return template.render(found=found, refusal=refusal)
 
 
-def render_curves(found: PlannerCurves | None) -> str:
-    """Return the part of the page that holds the curves; "" without an answer."""
+def render_curves(
+    found: PlannerCurves | None, band: PlannerBand | None = None, note: str = ""
+) -> str:
+    """Return the part of the page that holds the curves; "" without an answer.
+
+    `note`: on the simulation of the band.
+    """
     template = environment().get_template("planner_curves.html.j2", globals=_globals())
-    return template.render(found=found, strategies=STRATEGIES) if found else ""
+    if found is None:
+        return ""
+    return template.render(found=found, strategies=STRATEGIES, band=band, note=note)
 
 
 def _command(query: PlannerQuery) -> str:
