@@ -133,8 +133,10 @@ def serving(path: Path) -> Iterator[tuple[str, int]]:
         assert server.stdout is not None
         found = re.search(r"http://\S+", server.stdout.readline())
         assert found
-        yield found[0], server.pid
-        server.send_signal(signal.SIGINT)
+        try:
+            yield found[0], server.pid
+        finally:
+            server.send_signal(signal.SIGINT)
 
 
 def processor_s(pid: int) -> float:

@@ -256,7 +256,7 @@ class PeersCopied(Event, frozen=True, omit_defaults=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the part survives the loss of its own keeper."""
+        """Return whether the part survives the loss of its own keeper."""
         return self.copies >= max(1, self.strips)
 
 

@@ -23,7 +23,7 @@ from outlast.events import (
     RunEnded,
 )
 from outlast.telemetry.event_store import Life
-from outlast.telemetry.history.event_columns import Integers, last_of_each, of_kind, rows
+from outlast.telemetry.history.event_columns import Integers, last_of_each, of_kind
 from outlast.telemetry.history.incident_course import Incident
 from outlast.telemetry.history.run_history import RunHistory
 from outlast.telemetry.history.state_copies import newest_copies
@@ -75,12 +75,14 @@ class StepTimes(NamedTuple):
 def step_times(history: RunHistory) -> StepTimes:
     """Return the steps of the lowest rank, each once: the last attempt of those done again."""
     phases = history.phases
-    if len(phases.seat):
-        phases = rows(phases, np.flatnonzero(phases.seat == phases.seat.min()))
-    phases = rows(phases, of_kind(phases, history.kinds, "step"))
-    phases = rows(phases, last_of_each(phases.step))
-    lasted_s = (phases.t_ns - phases.begin_ns) / phases.steps / 1e9
-    return StepTimes(phases.t_ns, lasted_s, phases.step)
+    which = of_kind(phases, history.kinds, "step")
+    which = which[phases.seat[which] == phases.seat.min(initial=np.iinfo(np.int64).max)]
+    step = phases.step[which]
+    newest = last_of_each(step)
+    which, step = which[newest], step[newest]
+    ends_ns = phases.t_ns[which]
+    lasted_s = (ends_ns - phases.begin_ns[which]) / phases.steps[which] / 1e9
+    return StepTimes(ends_ns, lasted_s, step)
 
 
 def answers(

@@ -37,6 +37,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self.phases, self.metrics = no_phases(), no_metrics()
+        self._losses = self.metrics, self.metrics  # of the metrics that they are from
         self._phases, self._metrics = _Grown(self.phases), _Grown(self.metrics)
         self.events: list[AnyEvent] = []
         self._keys: list[_Key] = []  # of `events`
@@ -95,10 +96,14 @@ class RunHistory:
 
     def losses(self) -> MetricColumns:
         """Return the metrics with a loss of the lowest rank that reports one."""
-        of_all = self.metrics
-        lowest = of_all.seat.min(initial=_LARGE, where=of_all.has_loss)
-        which = np.flatnonzero(of_all.has_loss & (of_all.seat == lowest))
-        return MetricColumns(*(column[which] for column in of_all))
+        of_all, known = self._losses
+        if of_all is not self.metrics:
+            of_all = self.metrics
+            lowest = of_all.seat.min(initial=_LARGE, where=of_all.has_loss)
+            which = np.flatnonzero(of_all.has_loss & (of_all.seat == lowest))
+            known = MetricColumns(*(column[which] for column in of_all))
+            self._losses = of_all, known
+        return known
 
     def _extend(self, new: EventColumns) -> None:
         self.phases = self._phases.joined(new.phases)
