@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,20 @@ def test_a_damaged_file_is_named_to_readers_and_writers(
         assert files(tmp_path) == before
         file.write_bytes(whole)
     put(tmp_path, outage(0, None))
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    put(tmp_path, finding(0))
+    (file,) = tmp_path.rglob("*.parquet")
+    file.unlink()
+    for make in (file.mkdir, lambda: os.mkfifo(file)):
+        make()
+        with pytest.raises(LakeError, match=rf"{file.name} is no file"):
+            Lake.open(tmp_path)
+        file.rmdir() if file.is_dir() else file.unlink()
+    file.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(LakeError, match=rf"{file.name} is missing"):
+        Lake.open(tmp_path)
 
 
 @pytest.mark.parametrize("damage", DAMAGE[:4])

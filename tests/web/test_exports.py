@@ -121,3 +121,10 @@ def test_the_planner_is_that_of_its_page(tmp_path: Path, query: str) -> None:
     assert clock.sub("", answer) in clock.sub("", exported)
     for key, text in pairs:
         assert key == "over" or f"<td>{text}</td>" in unescape(exported)
+
+
+def test_a_whole_address_is_taken(tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    address = "http://127.0.0.1:8470/plan?gpus=4096&cost=30s"
+    assert main(["view", "--plan", "--export", str(file), "--query", address]) == 0
+    assert "<td>4096</td>" in file.read_text() and "<td>30s</td>" in file.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from pathlib import Path
 
 import polars as pl
@@ -24,6 +25,8 @@ def find_defect(file: Path, digest: str, rows: int) -> str:
     are counted: damage that still decodes is not found.
     """
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return "no file"
         if digest:
             return "" if file_digest(file) == digest else "damaged"
         with file.open("rb") as data:

@@ -144,10 +144,7 @@ def draw_curves(curves: PlannerCurves, scale: CurveScale, band: PlannerBand | No
     def share(value: float) -> float:
         return min(1.0, max(0.0, (math.log(value) - low) / (high - low)))
 
-    lines = "".join(
-        f'<polygon class="band {band.strategy}" points="{area}"/>'
-        for area in (_areas(band, points, share) if band else ())
-    )
+    lines = _areas(band, points, share) if band else ""
     lines += "".join(
         f'<polyline class="curve {strategy}" points="{places}"/>'
         for strategy in reversed(STRATEGIES)  # dashes are on top where curves meet
@@ -205,23 +202,24 @@ def _places(
     return [part.strip() for part in places if part]
 
 
-def _areas(
-    band: PlannerBand, points: Sequence[CurvePoint], share: Callable[[float], float]
-) -> list[str]:
-    """Return the outlines of a band, divided where places are missing."""
+def _areas(band: PlannerBand, points: Sequence[CurvePoint], share: Callable[[float], float]) -> str:
+    """Draw a band, divided where places are missing."""
     groups: list[list[CurvePoint]] = [[]]
     for point in points:
         if point.text in band.simulated:
             groups[-1].append(point)
         else:
             groups.append([])
-    return [
+    outlines = (
         " ".join(
             f"{X * share(point.value):.1f},{HEIGHT * (1 - end):.1f}"
-            for points, which in ((group, "low"), (group[::-1], "high"))
-            for point in points
+            for side, which in ((group, "low"), (group[::-1], "high"))
+            for point in side
             for end in [getattr(band.simulated[point.text], which)]
         )
         for group in groups
         if len(group) > 1
-    ]
+    )
+    return "".join(
+        f'<polygon class="band {band.strategy}" points="{outline}"/>' for outline in outlines
+    )

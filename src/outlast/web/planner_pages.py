@@ -22,7 +22,7 @@ from outlast.web.planner_curves import curve_places, planner_curves
 from outlast.web.planner_page import render_answer, render_curves, render_planner
 from outlast.web.planner_query import PlannerQuery, given_texts, parse_query
 
-BAND_S = 5.0  # of a band; a place takes up to 0.2 s
+BAND_S = 5.0  # of a band; a place takes up to 1 s
 Pairs = list[tuple[str, str]]
 
 

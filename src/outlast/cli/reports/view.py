@@ -62,6 +62,7 @@ def view(
         raise UsageError(f"--port {port} is not in 0 to {_PORT_MAX}")
     if price_per_hour < 0:
         raise UsageError(f"--price-per-hour {price_per_hour:g} is negative")
+    query = query.rpartition("?")[2]  # of a whole address as well
     if query and export is None:
         raise UsageError("--query is of --export; a served page has its query in its address")
     if plan:
