@@ -8,8 +8,9 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections import Counter
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import polars as pl
 
@@ -26,6 +27,7 @@ from outlast.text_formatting import plural
 from outlast.theory.numerics import check_share
 
 NODE = ["cluster", "node"]
+Rows: TypeAlias = list[dict[str, Any]]
 UNKNOWN = "not known"
 # The part that a symptom suggests, in the terms of Table II.
 PARTS: dict[Symptom, str] = {
@@ -72,17 +74,15 @@ def lemon_evidence(tables: Tables, found: AttributedFailures, nodes: pl.DataFram
     findings = tables.findings.filter(ours, inside).join(wanted, on=NODE, how="semi").collect()
     repairs = tables.repairs.filter(inside).join(wanted, on=NODE, how="semi").collect()
     benchmarks = _benchmark_facts(tables)
-    parts = [frame.partition_by(NODE, as_dict=True) for frame in (causes, findings, repairs)]
+    # A node has few rows: Python is faster than a query for each node.
+    causes_of = _by_node(causes, [*KEY, "symptom", "code"])
+    findings_of = _by_node(findings, ["symptom", "code", "device", "t_ns"])
+    repairs_of = _by_node(repairs, ["kind", "part"])
     rows = [
         _row(
-            cluster,
-            node,
-            benchmarks.get(node, []),
-            parts[0].get((cluster, node), causes.clear()),
-            parts[1].get((cluster, node), findings.clear()),
-            parts[2].get((cluster, node), repairs.clear()),
+            name, benchmarks.get(name[1], []), causes_of[name], findings_of[name], repairs_of[name]
         )
-        for cluster, node in nodes.select(NODE).iter_rows()
+        for name in nodes.select(NODE).iter_rows()
     ]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
@@ -122,24 +122,28 @@ def _benchmark_facts(tables: Tables) -> dict[str, list[str]]:
     return facts
 
 
+def _by_node(frame: pl.DataFrame, columns: Sequence[str]) -> defaultdict[tuple[str, str], Rows]:
+    """Return rows with these columns by node."""
+    found: defaultdict[tuple[str, str], Rows] = defaultdict(list)
+    for row in frame.select(*NODE, *(name for name in columns if name not in NODE)).to_dicts():
+        found[row["cluster"], row["node"]].append(row)
+    return found
+
+
 def _row(
-    cluster: str,
-    node: str,
-    benchmarks: list[str],
-    causes: pl.DataFrame,
-    findings: pl.DataFrame,
-    repairs: pl.DataFrame,
+    name: tuple[str, str], benchmarks: list[str], causes: Rows, findings: Rows, repairs: Rows
 ) -> tuple[str, str, str, str, str, str, bool, str]:
-    failures = causes.select(KEY).n_unique() if len(causes) else 0
-    symptom, count = _most_frequent(causes.unique([*KEY, "symptom"]), "symptom")
+    failures = len({_attempt(row) for row in causes})
+    symptom, count = _most_frequent(text for _, text in {_cause(row, "symptom") for row in causes})
     if not symptom:
-        symptom, _ = _most_frequent(findings, "symptom")
-    same = pl.col("symptom").cast(pl.String) == symptom
-    code, _ = _most_frequent(causes.filter(same).unique([*KEY, "code"]), "code")
+        symptom, _ = _most_frequent(row["symptom"] for row in findings)
+    codes = {_cause(row, "code") for row in causes if row["symptom"] == symptom}
+    code, _ = _most_frequent(text for _, text in codes)
+    same = [row for row in findings if row["symptom"] == symptom]
     if not code:
-        code, _ = _most_frequent(findings.filter(same), "code")
-    alike = findings.filter(same, pl.col("code") == code if code else pl.lit(value=True))
-    device, on_device = _most_frequent(alike, "device")
+        code, _ = _most_frequent(row["code"] for row in same)
+    alike = [row for row in same if not code or row["code"] == code]
+    device, on_device = _most_frequent(row["device"] for row in alike)
     part, exchanged = _part(repairs, symptom)
     facts = [
         f"{symptom}{f' ({code})' if code else ''} at {count} of {plural(failures, 'failure')} with"
@@ -151,30 +155,39 @@ def _row(
         facts.append(f"{symptom}{f' ({code})' if code else ''} found at other times")
     if device:
         facts.append(f"{on_device} of {plural(len(alike), 'finding')} on {device}")
-    if len(alike):
-        last_s = int(alike["t_ns"].to_numpy().max()) // SECOND_NS
+    if alike:
+        last_s = max(row["t_ns"] for row in alike) // SECOND_NS
         facts.append(f"last on {dt.datetime.fromtimestamp(last_s, tz=dt.UTC):%Y-%m-%d}")
-    swaps = repairs.filter(pl.col("kind") == "swap")
-    if len(swaps):
-        facts.append(f"exchanged: {', '.join(sorted(set(swaps['part'].str.to_lowercase())))}")
+    swaps = [row["part"].lower() for row in repairs if row["kind"] == "swap"]
+    if swaps:
+        facts.append(f"exchanged: {', '.join(sorted(set(swaps)))}")
     tickets = len(repairs) - len(swaps)
     if tickets:
         facts.append(plural(tickets, "ticket"))
     facts += benchmarks
-    return (cluster, node, symptom, code, device, part, exchanged, "; ".join(facts))
+    return (*name, symptom, code, device, part, exchanged, "; ".join(facts))
 
 
-def _most_frequent(frame: pl.DataFrame, column: str) -> tuple[str, int]:
-    """Return the most frequent text of a column and its count; "" without any."""
-    counts = Counter(frame[column].to_list())
-    del counts[""], counts[None]
+def _attempt(row: dict[str, Any]) -> tuple[object, ...]:
+    return tuple(row[key] for key in KEY)
+
+
+def _cause(row: dict[str, Any], column: str) -> tuple[tuple[object, ...], str | None]:
+    return _attempt(row), row[column]
+
+
+def _most_frequent(texts: Iterable[str | None]) -> tuple[str, int]:
+    """Return the most frequent text and its count; "" without any."""
+    counts = Counter(text for text in texts if text)
     return min(counts.items(), key=lambda item: (-item[1], item[0]), default=("", 0))
 
 
-def _part(repairs: pl.DataFrame, symptom: str) -> tuple[str, bool]:
+def _part(repairs: Rows, symptom: str) -> tuple[str, bool]:
     for kind in ("swap", "ticket"):
-        known = ~pl.col("part").str.to_lowercase().is_in(["?", "unknown"])
-        named, count = _most_frequent(repairs.filter(pl.col("kind") == kind, known), "part")
+        parts = (row["part"] for row in repairs if row["kind"] == kind)
+        named, count = _most_frequent(
+            part for part in parts if part and part.lower() not in ("?", "unknown")
+        )
         if count:
             return named.lower(), kind == "swap"
     suggested = {str(key): part for key, part in PARTS.items()}
