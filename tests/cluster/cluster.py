@@ -56,6 +56,13 @@ class Cluster:
         for name in self.hosts.up:
             self.start_again(name)
 
+    def resume(self) -> None:
+        """Start all launchers by `outlast run --resume`."""
+        run = (sys.executable, "-m", "outlast", "run", "--resume", str(self.run_dir), "--plain")
+        for name in self.hosts.up:
+            self._words[name] = run
+            self.start_again(name)
+
     def start_again(self, name: str, *flags: str) -> None:
         """Start the same command on a host, with some flags more."""
         if name in self.launchers:

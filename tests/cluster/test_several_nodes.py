@@ -87,14 +87,18 @@ def test_a_spare_node_takes_the_ranks_of_a_lost_one(
     assert incident.committed_steps_lost == 0
 
 
-def test_a_request_to_stop_ends_all_nodes_and_the_same_command_resumes(
-    cluster: Cluster, expected: dict[int, list[str]]
+@pytest.mark.parametrize("by", ["the same command", "--resume"])
+def test_a_request_to_stop_ends_all_nodes_and_a_command_resumes(
+    cluster: Cluster, expected: dict[int, list[str]], by: str
 ) -> None:
-    cluster.start("2", 1, "--checkpoint-every", "10")
+    cluster.start("2", 1, "--checkpoint-every", "10", n1=("--node-rank=0",))
     cluster.wait_for_steps()
     cluster.hosts.run("n2", "pkill", "-TERM", "-o", "-f", "outlast run")
     assert [cluster.end(name)[0] for name in ("n1", "n2")] == [EXIT_INTERRUPTED] * 2
-    cluster.start("2", 1, "--checkpoint-every", "10")
+    if by == "--resume":
+        cluster.resume()
+    else:
+        cluster.start("2", 1, "--checkpoint-every", "10")
     assert [cluster.end(name)[0] for name in ("n1", "n2")] == [EXIT_DONE, EXIT_DONE]
     assert cluster.results() == expected[2]
 

@@ -1,4 +1,8 @@
-"""Plan of `outlast run --resume`: the command of an earlier start, as its run directory has it."""
+"""Plan of `outlast run --resume`: the command of an earlier start, as its run directory has it.
+
+Nodes of a run give it on each of them. The stored plan is that of the node with the controller:
+what belongs to that node alone is found anew.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import msgspec
 from outlast import config
 from outlast.cli.newest_run import LAST, chosen_run
 from outlast.errors import RunDirError, UsageError
+from outlast.launch.nodes.node_flags import ANY_RANK
 from outlast.launch.torchrun_arguments import RunPlan, read_plan
 
 _FLAG = "--resume"
@@ -39,10 +44,12 @@ def resumed_plan(argv: list[str]) -> RunPlan | None:
             f" others, give the whole command with --run-dir {run_dir}"
         )
     stored = read_plan(run_dir)
-    if stored.plan.node.total > 1:
+    node = stored.plan.node
+    if node.local_addr:
         raise UsageError(
-            f"{run_dir} is of a run of {stored.plan.node.total} nodes: resume it by its command, on"
-            f" all of them, with --run-dir {run_dir}; nothing was started"
+            f"{run_dir} is of a run of {node.total} nodes with --local-addr {node.local_addr}, an"
+            f" address of one of them: resume it by its command, on all nodes, with --run-dir"
+            f" {run_dir}; nothing was started"
         )
     try:
         os.chdir(stored.cwd)
@@ -52,4 +59,5 @@ def resumed_plan(argv: list[str]) -> RunPlan | None:
             f" ({error.strerror}); nothing was started"
         ) from error
     shown = {field: flag in [*before, *others] for flag, field in _SHOWN.items()}
-    return msgspec.structs.replace(stored.plan, run_dir=str(run_dir), **shown)
+    node = msgspec.structs.replace(node, node_rank=ANY_RANK)  # the endpoint's owner leads
+    return msgspec.structs.replace(stored.plan, run_dir=str(run_dir), node=node, **shown)

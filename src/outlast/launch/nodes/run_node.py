@@ -36,6 +36,7 @@ from outlast.launch.terms.term_records import TermRecord
 from outlast.launch.terms.term_watch import TermNews, TermWatch
 from outlast.launch.timed_faults import TimedFaults
 from outlast.telemetry.event_store import EventClock
+from outlast.text_formatting import resume_hint
 from outlast.transport import messages
 
 GRACE_S = 15.0  # beyond `stop_s`: then this node ends without the controller
@@ -276,7 +277,7 @@ class RunNode:
     def _give_up(self, why: str) -> None:
         detail = (
             f"{self._host}: {why}; the workers of this node were killed, what was checkpointed is"
-            f" kept; resume with the same command on all nodes (--run-dir {self._run_dir.path})"
+            f" kept; on all nodes {resume_hint(str(self._run_dir.path))}"
         )
         self._record.note(detail)
         fault = self._fault("agent_lost", detail)
@@ -295,7 +296,7 @@ class RunNode:
         text = (
             f"the launcher of {self._host} itself failed ({type(error).__name__}: {error}); its"
             " workers were stopped, what was committed and checkpointed is kept; please report"
-            " this, and resume with the same command on all nodes"
+            f" this, and on all nodes {resume_hint(str(self._run_dir.path))}"
         )
         found = "".join(traceback.format_exception(error))
         return replace(self._fault("internal", text), traceback=found)
