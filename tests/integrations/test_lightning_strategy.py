@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.end_to_end import conftest
-from tests.end_to_end.conftest import Outcome, Runner
-
-from outlast.errors import EXIT_DONE
+from tests.end_to_end.conftest import Runner
+from tests.integrations.framework_runs import must_equal, under_torchrun
+from tests.integrations.framework_runs import runner as runner
 
 pytest.importorskip("lightning", reason="pip install lightning==2.6.6")
 pytestmark = [
@@ -22,38 +18,11 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 JOB = Path(__file__).with_name("jobs") / "lightning_job.py"
-WORLD = 2
-
-
-@pytest.fixture
-def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
-    monkeypatch.setattr(conftest, "DEADLINE_S", 400.0)  # Lightning takes its time to import
-    run = Runner(tmp_path, WORLD)
-    yield run
-    for process in run.processes:
-        if process.poll() is None:
-            process.kill()
-            process.wait(10)
-
-
-def under_torchrun(folder: Path, *job: str) -> list[dict[str, Any]]:
-    """Return the results of the script under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command += [str(JOB), "--plain", f"--out={folder}", *job]
-    subprocess.run(command, check=True, capture_output=True, env=environment, timeout=300)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return under_torchrun(tmp_path_factory.mktemp("plain"))
-
-
-def must_equal(outcome: Outcome, plain: list[dict[str, Any]], incidents: int) -> None:
-    assert outcome.code == EXIT_DONE, outcome.output[-4000:]
-    assert outcome.ranks == plain
-    assert len(outcome.summary["incidents"]) == incidents, outcome.explain()
+    return under_torchrun(JOB, tmp_path_factory.mktemp("plain"))
 
 
 PLACES = [
@@ -83,7 +52,7 @@ def test_a_nan_is_run_again(runner: Runner, plain: list[dict[str, Any]]) -> None
 def test_manual_optimization_steps_twice(
     runner: Runner, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    plain = under_torchrun(tmp_path_factory.mktemp("manual"), "--manual")
+    plain = under_torchrun(JOB, tmp_path_factory.mktemp("manual"), "--manual")
     outcome = runner.run("--spares=1", script=JOB, job=("--manual", "--die", "1:forward:4"))
     must_equal(outcome, plain, 1)
 

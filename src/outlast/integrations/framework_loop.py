@@ -11,9 +11,13 @@ draw give it the place of the lost worker:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.script_state import Stateful
@@ -22,6 +26,7 @@ from outlast.worker.phases.step_calls import step_key
 from outlast.worker.script.value_encoding import refill, written
 from outlast.worker.script.value_paths import is_own_class
 from outlast.worker.session import Session, start
+from outlast.worker.state.optimizer_state import hyperparameters, put_in_groups
 
 UNKNOWN_EPOCHS = 1 << 31  # a framework that ends by steps has no number of epochs
 _CHANGED_TWICE = 2
@@ -68,11 +73,11 @@ class FrameworkLoop:
         """Return False in attempts that are always undone: rehearsals and dry steps."""
         return self._worker.phases.is_real
 
-    def begin(self, epochs: int, place: Stateful, **protected: Any) -> None:
+    def begin(self, epochs: int | range, place: Stateful, **protected: Any) -> None:
         """Protect the state of a run, and begin its loop over epochs. `place`: the framework's own
         state, which a replacement worker gets at each draw."""
         self._worker.script.check_header = _no_header
-        self.session.protect(place=place, **protected)
+        self.session.protect(place=FrameworkPlace(place, protected), **protected)
         self._epochs = iter(self.session.epochs(epochs))
 
     def must_be_first(self, call: str) -> None:
@@ -111,6 +116,33 @@ def _no_header(*_: Any) -> None:
 
 def _collective() -> None:
     """Function of a phase that runs no code of the script."""
+
+
+class FrameworkPlace:
+    """Place of a framework's loop, with its learning rates: a replacement worker gets schedulers
+    and optimizers from another rank only when it joins, and hooks at its first draw read them."""
+
+    def __init__(self, place: Stateful, protected: Mapping[str, Any]) -> None:
+        self._place = place
+        named = protected.items()
+        self._optimizers = {n: each for n, each in named if isinstance(each, Optimizer)}
+        self._schedulers = {n: each for n, each in named if isinstance(each, LRScheduler)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place, as plain values and tensors."""
+        return {
+            "place": self._place.state_dict(),
+            "rates": {name: hyperparameters(each) for name, each in self._optimizers.items()},
+            "schedulers": {name: each.state_dict() for name, each in self._schedulers.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a place."""
+        for name, rates in state["rates"].items():
+            put_in_groups(self._optimizers[name], rates)
+        for name, saved in state["schedulers"].items():
+            self._schedulers[name].load_state_dict(saved)
+        self._place.load_state_dict(state["place"])
 
 
 class LoopLoader:
@@ -197,6 +229,13 @@ class PlainAttributes:
             for attribute in attributes.keys() - saved.keys() - self._without:
                 if written(attributes[attribute]) is not None:  # bound later than at that place
                     del attributes[attribute]
+
+
+def own_modules(model: nn.Module) -> dict[str, Any]:
+    """Return the modules of the script's own classes, by name."""
+    return {
+        f"module {name}": each for name, each in model.named_modules() if is_own_class(type(each))
+    }
 
 
 def refuse(framework: str, reasons: Sequence[str]) -> None:

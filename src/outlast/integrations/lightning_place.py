@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outlast.integrations.framework_loop import PlainAttributes
+from outlast.integrations.framework_loop import PlainAttributes, own_modules
 
 _META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
 _INDEX = ("add_dataloader_idx", "dataloader_idx", "metric_attribute")
@@ -38,7 +38,7 @@ class LightningPlace:
         self._trainer = trainer
         module = trainer.lightning_module
         pytorch = import_module("lightning.pytorch")
-        objects = {"module": module, "datamodule": trainer.datamodule}
+        objects = own_modules(module) | {"module ": module, "datamodule": trainer.datamodule}
         for number, callback in enumerate(trainer.callbacks):
             objects[f"{type(callback).__name__}{number or ''}"] = callback
         bases = (pytorch.LightningModule(), pytorch.LightningDataModule())

@@ -50,6 +50,12 @@ class OutlastStrategy(_ddp.DDPStrategy):
 
     # --- set-up ---
 
+    @property
+    def root_device(self) -> torch.device:
+        """Return the device of this process: a spare's index may be above Lightning's `devices`."""
+        first = self.parallel_devices[0]
+        return first if first.type == "cpu" else self.loop.session.device
+
     def setup(self, trainer: Any) -> None:
         """Wrap the model, make the optimizers, and join the trainer's loops."""
         self.loop.must_be_first(f"trainer.{trainer.state.fn.value}")

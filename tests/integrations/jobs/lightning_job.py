@@ -41,12 +41,13 @@ class History(Callback):
     """Keeps what it sees, and dies where it is told to."""
 
     def __init__(self) -> None:
-        self.batches, self.losses, self.epochs = 0, [], []
+        self.batches, self.losses, self.epochs, self.rates = 0, [], [], []
 
     def on_train_epoch_start(self, trainer, module) -> None:
         die("epoch_start", trainer)
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
         die("batch_start", trainer)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
@@ -92,9 +93,9 @@ class Model(LightningModule):
         die("forward", self.trainer)
         if options.manual:
             optimizer = self.optimizers()
-            for part in (loss, (self.net(x) - y).abs().mean()):
+            for part in range(2):
                 optimizer.zero_grad()
-                self.manual_backward(part)
+                self.manual_backward(loss if part == 0 else (self.net(x) - y).abs().mean())
                 optimizer.step()
         return loss
 
@@ -164,6 +165,7 @@ trainer.fit(model, DataLoader(data, batch_size=8, shuffle=True), DataLoader(data
             "steps": [trainer.global_step, model.steps, history.batches, trainer.current_epoch],
             "losses": history.losses,
             "epochs": history.epochs,
+            "rates": history.rates,
             "means": model.means,
             "stopping": [stopping.wait_count, float(stopping.best_score)],
             "best": [Path(saving.best_model_path).name, float(saving.best_model_score)],
