@@ -78,7 +78,8 @@ class Session:
 
     def protect(self, **named: Any) -> None:
         """Protect all state that must survive: modules, optimizers, schedulers, GradScaler,
-        generators, loaders, objects with `state_dict` and `load_state_dict`, dicts, lists.
+        generators, loaders, objects with `state_dict` and `load_state_dict` or with plain
+        attributes (meters, dataclasses), dicts, lists, arrays, and lists or dicts of loaders.
 
         Call it once, after everything is built. Raises ProtectError for unsupported objects.
         """

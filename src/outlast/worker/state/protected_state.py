@@ -40,6 +40,7 @@ from outlast.worker.state.optimizer_state import (
     optimizer_tree,
 )
 from outlast.worker.state.pipeline_stages import PipelineStages, is_schedule
+from outlast.worker.state.plain_objects import protectable_parts
 from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModules
 from outlast.worker.state.rank_local_state import RankLocalState
 from outlast.worker.state.sharded_modules import FSDPIterations, refuse_unsupported
@@ -92,13 +93,14 @@ class ProtectedState:
         self.schedules: dict[str, Stateful] = {}  # schedulers and scalers
         self.copies: dict[str, Stateful] = {}  # targets of Replicated
         self.copying: set[str] = set()  # names of those whose state_dict copies tensors
-        self.tensor_counts: dict[str, int] = {}  # of their tensors, at the last check for copies
+        self.tensor_counts: dict[str, int] = {}  # of those, at the last check for copies
         self.generators: dict[str, Generator] = {}
         self.loaders: list[Any] = []
         self.pipeline = PipelineStages()
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
-        for name, value in named.items():
-            self._place(name, value)
+        for given, whole in named.items():
+            for name, value in protectable_parts(given, whole, (Replicated,)):
+                self._place(name, value)
         self._add_stages()
         parameters = {id(p) for module in self.modules.values() for p in module.parameters()}
         for name, optimizer in self.optimizers.items():
@@ -145,10 +147,7 @@ class ProtectedState:
         elif isinstance(value, (Stateful, dict, list)):
             self.own[name] = value
         else:
-            raise ProtectError(
-                f"cannot protect {name!r} ({type(value).__name__}): it has no state_dict and"
-                " load_state_dict, and is neither a generator, a dict, nor a list"
-            )
+            raise ProtectError(f"cannot protect {name!r} ({type(value)}): use session.state")
 
     def _add_stages(self) -> None:
         """Protect the modules of stages that the script has not named itself."""
@@ -212,9 +211,10 @@ class ProtectedState:
             self._known.add(key)
 
     def _check_hooks(self) -> None:
-        objects = {id(o) for o in (*self.objects.values(), *self.own.values())}
+        ours = (*self.objects.values(), *self.own.values())
+        known = {id(getattr(each, "target", each)) for each in ours}
         for part in self.tree.reducers:
-            must_fit_phase(part, objects)
+            must_fit_phase(part, known)
 
     def schema(self) -> tuple[str, str]:
         """Return (digest, summary) of names, shapes and dtypes; the run stops if ranks differ."""

@@ -1,0 +1,92 @@
+"""Objects without `state_dict` that `session.protect` takes: attributes, arrays, sets.
+
+| object | its state |
+|---|---|
+| a meter, a dataclass, a namespace | its attributes, plain values that `codec` can encode |
+| a NumPy array, a tensor, a set | its elements, restored in place |
+| a list or dict of loaders, modules, optimizers or generators | that of each one |
+
+A list of plain objects is refused: one that the script appends later would not be protected.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from outlast.checkpoint.script_state import Stateful
+from outlast.checkpoint.state_values import restore_in_place
+from outlast.errors import ProtectError
+from outlast.random_state import GENERATOR_TYPES
+from outlast.worker.state.pipeline_stages import is_schedule
+
+_IN_PLACE = (set, np.ndarray, torch.Tensor)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: types of C may keep values outside of attributes
+_PARTS = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.DataLoader, *GENERATOR_TYPES)
+
+
+class PlainObject:
+    """An object by its attributes, or an array or set by its elements."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the attributes, or the elements as `elements`."""
+        if isinstance(self.target, _IN_PLACE):
+            return {"elements": self.target}
+        names = [*getattr(self.target, "__dict__", ()), *_slots(type(self.target))]
+        return {name: getattr(self.target, name) for name in names if hasattr(self.target, name)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state in the object, its containers and arrays. Raises ProtectError for
+        elements that do not fit."""
+        live = self.state_dict()
+        if isinstance(self.target, _IN_PLACE):
+            if restore_in_place(self.target, state["elements"]) is not self.target:
+                raise ProtectError(
+                    f"a protected {type(self.target).__name__} has other elements than before, of"
+                    " another type or shape; keep its shape, or keep it in session.state"
+                )
+            return
+        for name in live.keys() - state.keys():
+            object.__delattr__(self.target, name)
+        for name, value in state.items():
+            object.__setattr__(self.target, name, restore_in_place(live.get(name), value))
+
+
+def protectable_parts(name: str, value: Any, known: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield what can be protected under `name`: the value, or the parts of a list or dict. `known`:
+    further types that are protected as they are. Raises ProtectError for an iterator."""
+    if isinstance(value, (list, tuple, dict)):
+        items = list(value.items() if isinstance(value, dict) else enumerate(value))
+        if items and all(isinstance(part, (*_PARTS, Stateful)) for _, part in items):
+            yield from ((f"{name}.{key}", part) for key, part in items)
+            return
+    if hasattr(type(value), "__next__") and not isinstance(value, Stateful):
+        raise ProtectError(
+            f"cannot protect {name!r} ({type(value).__name__}): an iterator has no place at which"
+            " another process could continue; give it to session.batches, or keep an index in"
+            " session.state"
+        )
+    is_known = isinstance(value, (*_PARTS, *known, Stateful)) or is_schedule(value)
+    is_plain = not is_known and (isinstance(value, _IN_PLACE) or _is_object(value))
+    yield name, PlainObject(value) if is_plain else value
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value has attributes and is neither a function nor a class."""
+    bases = [base for base in type(value).__mro__ if base is not object]
+    is_python = all(base.__flags__ & _HEAP_TYPE or base is types.SimpleNamespace for base in bases)
+    has_attributes = hasattr(value, "__dict__") or bool(_slots(type(value)))
+    return is_python and has_attributes and not isinstance(value, (type, types.ModuleType))
+
+
+def _slots(kind: type) -> list[str]:
+    found = (vars(base).get("__slots__", ()) for base in kind.__mro__ if base is not object)
+    names = (name for each in found for name in ([each] if isinstance(each, str) else each))
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
