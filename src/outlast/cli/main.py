@@ -56,6 +56,10 @@ COMMANDS = {
         "demo:demo",
         "Train a small GPT with injected faults, and compare it with an undisturbed run.",
     ),
+    "doctor": (
+        "doctor.doctor:doctor",
+        "List the lines of a training script that a port to Outlast changes.",
+    ),
     "drain": ("drain:drain", "Move a rank, or all ranks of a host, of a running job to spares."),
     "events": ("reports.run_reports:events", "List a run's events by time, over all its workers."),
     "explain": (

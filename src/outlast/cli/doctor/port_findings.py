@@ -1,0 +1,330 @@
+"""Findings of `outlast doctor`: lines that a port changes, and what is unsafe inside a phase."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+from outlast.cli.doctor.training_script import LOOPS, PROTECTED, Step, TrainingScript, last
+
+_COLLECTIVES = frozenset(
+    {
+        *("all_reduce", "all_gather", "all_gather_object", "all_to_all", "barrier", "broadcast"),
+        *("gather", "reduce", "reduce_scatter", "scatter"),
+    }
+)
+_MUTATORS = frozenset(
+    {
+        *("add", "append", "clear", "extend", "insert", "pop", "popleft", "remove", "setdefault"),
+        "update",
+    }
+)
+_COMPUTING = frozenset({"module", "scaler", "optimizer"})
+_CLOCKS = frozenset({"time", "perf_counter", "monotonic", "now"})
+_STARTERS = frozenset({"Thread", "Process", "Popen", "ThreadPoolExecutor", "fork", "system"})
+_ORDER = {"change": 0, "check": 1, "unsafe": 2}
+Kind = Literal["change", "check", "unsafe"]
+
+
+class ScriptFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the script. `after`: what to write there, "" if nothing certain can be said."""
+
+    line: int
+    kind: Kind
+    reason: str
+    before: str = ""
+    after: str = ""
+
+
+def read_script(source: str) -> tuple[bool, list[ScriptFinding]]:
+    """Return whether an optimizer steps in a script, and its findings, changes first, by line.
+    Raises SyntaxError."""
+    script = TrainingScript(source)
+    found = [*_spawns(script)]
+    if script.steps:
+        first = script.steps[0]
+        found += [*_start(script), *_protect(script, first), *_loops(script, first)]
+        found += [*_step(script, first), *_evaluations(script, first), *_inside(script, first)]
+    found = sorted(set(found), key=lambda one: (_ORDER[one.kind], one.line, one.after))
+    return bool(script.steps), found
+
+
+def _start(script: TrainingScript) -> Iterator[ScriptFinding]:
+    if not script.imports("outlast"):
+        imports = [n for n in script.tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        line = imports[-1].end_lineno or 1 if imports else 1
+        yield ScriptFinding(
+            line=line, kind="change", reason="below this line", after="import outlast"
+        )
+    calls = list(script.calls())
+    if any(last(call.func) == "init" and "outlast" in ast.unparse(call) for call in calls):
+        return
+    for call in calls:
+        text = ast.unparse(call)
+        reads_rank = any(name in text for name in ("'RANK'", "'LOCAL_RANK'"))
+        if last(call.func) == "init_process_group" or (reads_rank and "environ" in text):
+            break
+    else:
+        built = (call for call in calls if isinstance(script.statement(call), ast.Assign))
+        call = next((one for one in built if _target(script, one) in script.built), calls[0])
+    place = script.statement(call)
+    yield ScriptFinding(
+        line=place.lineno,
+        kind="change",
+        after="session = outlast.init()",
+        reason="above this line: a spare waits for its rank there; init_process_group may stay",
+    )
+
+
+def _target(script: TrainingScript, call: ast.Call) -> str:
+    statement = script.statement(call)
+    is_plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    return last(statement.targets[0]) if is_plain else ""  # type: ignore[attr-defined]
+
+
+def _protect(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
+    if not step.loops or any(last(call.func) == "protect" for call in script.calls()):
+        return
+    outer = step.loops[-1]
+    visible = script.visible(outer)
+    found = {one.name: one.text for kind in PROTECTED for one in visible if one.kind == kind}
+    given = ", ".join(f"{name}={text}" for name, text in found.items())
+    yield ScriptFinding(
+        line=outer.lineno,
+        kind="change",
+        after=f"session.protect({given})",
+        reason="above this line: what a new worker receives; add whatever else has a state",
+    )
+
+
+def _loops(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
+    for number, loop in enumerate(step.loops[:2]):
+        before = script.text(loop)
+        after = _epochs(loop) if number else _batches(loop, alone=len(step.loops) == 1)
+        reason = "the loop over epochs" if number else "the loop over batches"
+        if not after:
+            reason += " goes through an iterator that another process cannot continue: loop over"
+            reason += " session.epochs(COUNT)" if number else " session.batches(loader)"
+        if "session." not in before:
+            yield ScriptFinding(
+                line=loop.lineno, kind="change", before=before, after=after, reason=reason
+            )
+    for loop in step.loops[2:]:
+        yield ScriptFinding(
+            line=loop.lineno,
+            kind="check",
+            before=script.text(loop),
+            reason="a run has one loop over epochs with one over batches in it; make this one the"
+            " loop over epochs, or start a run for each of its turns",
+        )
+
+
+def _epochs(loop: ast.For | ast.While) -> str:
+    if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
+        return ""
+    if last(loop.iter.func) != "range":
+        return ""
+    is_count = len(loop.iter.args) == 1
+    count = ast.unparse(loop.iter.args[0] if is_count else loop.iter)
+    return f"for {ast.unparse(loop.target)} in session.epochs({count}):"
+
+
+def _batches(loop: ast.For | ast.While, *, alone: bool) -> str:
+    ends = ", epochs=1" if alone else ""
+    if isinstance(loop, ast.While):
+        return "for _ in session.batches(None, until=STEPS):"
+    target = ast.unparse(loop.target)
+    target = target[1:-1] if isinstance(loop.target, ast.Tuple) else target
+    call = loop.iter
+    if isinstance(call, ast.Call) and last(call.func) == "range":
+        until = ast.unparse(call.args[-1] if len(call.args) < 3 else call)
+        return f"for {target} in session.batches(None, until={until}):"
+    if isinstance(call, ast.Call) and last(call.func) == "enumerate":
+        words = [*map(ast.unparse, call.args), *(ast.unparse(each) for each in call.keywords)]
+        return f"for {target} in session.enumerate({', '.join(words)}{ends}):"
+    if isinstance(call, ast.Call):
+        return ""
+    return f"for {target} in session.batches({ast.unparse(call)}{ends}):"
+
+
+def _step(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
+    if step.use is not None:
+        statement = script.statement(step.use)
+        before = script.text(statement)
+        words = [ast.unparse(step.use.func), *map(ast.unparse, step.use.args)]
+        words += [ast.unparse(each) for each in step.use.keywords]
+        old, new = ast.unparse(step.use), f"session.run({', '.join(words)})"
+        after = ast.unparse(statement).split("\n")[0].replace(old, new)
+        if "session.run" not in before:
+            reason = "the step: all ranks complete it, or all run it again"
+            line = statement.lineno
+            yield ScriptFinding(line=line, kind="change", before=before, after=after, reason=reason)
+        return
+    if not step.loops or any(_is_run(call) for call in script.calls(step.loops[0])):
+        return
+    body = _inline(script, step)
+    begin, end = body[0].lineno, body[-1].end_lineno or body[-1].lineno
+    names = ", ".join(_shared_names(script, begin, end))
+    words = f"; it binds {names}, read elsewhere: return them, or declare them" if names else ""
+    yield ScriptFinding(
+        line=begin,
+        kind="change",
+        after="session.run(train_step)",
+        reason=f"lines {begin} to {end}: make them a function, def train_step(){words}",
+    )
+
+
+def _shared_names(script: TrainingScript, begin: int, end: int) -> list[str]:
+    """Return the names that lines bind, and that other lines, or these before, read."""
+    bound: dict[str, int] = {}
+    names = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name)]
+    scope = script.function_around(script.steps[0].call)
+    nodes = [node for node in names if script.function_around(node) is scope]
+    for node in sorted(nodes, key=lambda one: (one.lineno, one.col_offset)):
+        if begin <= node.lineno <= end and isinstance(node.ctx, ast.Store):
+            bound.setdefault(node.id, node.lineno)
+    read = {
+        node.id
+        for node in nodes
+        if isinstance(node.ctx, ast.Load)
+        and node.id in bound
+        and (not begin <= node.lineno <= end or node.lineno < bound[node.id])
+    }
+    return [name for name in bound if name in read and name != "_"]
+
+
+def _is_run(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "session.run"
+
+
+def _inline(script: TrainingScript, step: Step) -> list[ast.stmt]:
+    """Return the statements of the loop from the first that computes gradients to the last."""
+    body = step.loops[0].body if step.loops else []
+    indices = [
+        number
+        for number, one in enumerate(body)
+        if _trains(script, one) or _contains(one, step.call)
+    ]
+    return body[indices[0] : indices[-1] + 1] if indices else []
+
+
+def _trains(script: TrainingScript, statement: ast.stmt) -> bool:
+    """Return whether a statement computes, reduces or applies gradients."""
+    for call in script.calls(statement):
+        owner = last(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        kind = script.built.get(owner or last(call.func))
+        if last(call.func) in ("backward", "zero_grad") or kind in _COMPUTING:
+            return True
+    return False
+
+
+def _evaluations(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
+    if not step.loops:
+        return
+    for call in script.calls(step.loops[-1]):
+        function = script.functions.get(last(call.func))
+        if function is None or function is step.function:
+            continue
+        trains = any(one.function is function or _has(function, one.call) for one in script.steps)
+        reduces = any(last(inner.func) in _COLLECTIVES for inner in script.calls(function))
+        methods = {last(inner.func) for inner in script.calls(function)}
+        if not trains and (reduces or methods & _reducing(script)):
+            words = ", ".join([ast.unparse(call.func), *map(ast.unparse, call.args)])
+            statement = script.statement(call)
+            after = ast.unparse(statement).replace(ast.unparse(call), f"session.run({words})")
+            yield ScriptFinding(
+                line=statement.lineno,
+                kind="change",
+                before=script.text(statement),
+                after=after.split("\n")[0],
+                reason="collectives outside of a step are a phase too",
+            )
+
+
+def _reducing(script: TrainingScript) -> set[str]:
+    """Return the functions and methods of the script that call collectives themselves."""
+    return {
+        name
+        for name, function in script.functions.items()
+        if any(last(call.func) in _COLLECTIVES for call in script.calls(function))
+    }
+
+
+def _has(function: ast.FunctionDef, node: ast.AST) -> bool:
+    return any(each is node for each in ast.walk(function))
+
+
+def _inside(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
+    """Yield what the step writes besides its own names, and what cannot be repeated in it."""
+    is_inline = step.function is None
+    body = _inline(script, step) if is_inline else step.body
+    names = {last(node) for one in body for node in ast.walk(one) if _binds(node)}
+    local = set(script.built) if is_inline else names | set(script.built)
+    for node in (node for one in body for node in ast.walk(one)):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            reason = f"the step binds {', '.join(node.names)}: carried, or refused by name"
+            yield ScriptFinding(line=line, kind="check", reason=reason)
+        elif isinstance(node, ast.Call):
+            yield from _call_inside(node, local)
+        elif _is_stored(node) and _root(node) not in local:
+            reason = f"the step changes {ast.unparse(node)}: carried, or refused by name"
+            yield ScriptFinding(line=line, kind="check", reason=reason)
+    for other in script.steps[1:]:
+        if any(_contains(one, other.call) for one in body) and not _is_same_step(step, other):
+            reason = "a second optimizer steps in the same phase: two phases, or"
+            reason += " session.run_with_undo"
+            yield ScriptFinding(line=other.call.lineno, kind="unsafe", reason=reason)
+
+
+def _is_same_step(step: Step, other: Step) -> bool:
+    owner, another = (ast.unparse(each.call.func) for each in (step, other))
+    return owner == another and not isinstance(step.call, LOOPS)
+
+
+def _contains(statement: ast.stmt, node: ast.AST) -> bool:
+    return any(each is node for each in ast.walk(statement))
+
+
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store)
+
+
+def _binds(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _call_inside(call: ast.Call, local: set[str]) -> Iterator[ScriptFinding]:
+    name, text = last(call.func), ast.unparse(call)
+    if isinstance(call.func, ast.Attribute) and name in _MUTATORS and _root(call) not in local:
+        reason = f"the step changes {ast.unparse(call.func.value)}: carried, or refused by name"
+        yield ScriptFinding(line=call.lineno, kind="check", reason=reason)
+    if name == "open" and len(call.args) > 1 and "r" not in ast.unparse(call.args[1]):
+        reason = "a file is written inside the step, which may run again: write it between steps"
+        yield ScriptFinding(line=call.lineno, kind="unsafe", reason=reason)
+    if name in _CLOCKS and "time" in text:
+        reason = "a clock is read inside the step: a second attempt sees another time"
+        yield ScriptFinding(line=call.lineno, kind="check", reason=reason)
+    if name in _STARTERS:
+        reason = f"{name} inside the step outlives an attempt that is run again"
+        yield ScriptFinding(line=call.lineno, kind="unsafe", reason=reason)
+
+
+def _spawns(script: TrainingScript) -> Iterator[ScriptFinding]:
+    for call in script.calls():
+        if last(call.func) == "spawn" and len(call.args) > 0:
+            yield ScriptFinding(
+                line=call.lineno,
+                kind="unsafe",
+                before=script.text(script.statement(call)),
+                reason="`outlast run --nproc-per-node N` starts the ranks: call it without spawn",
+            )

@@ -1,0 +1,192 @@
+"""Source of a training script: its steps, the loops around them, and what it builds.
+
+Nothing is imported or run. A step is a call of `step` on an optimizer or a scaler; the loop over
+batches is the innermost loop around it, in its function or around a call of that function.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+LOOPS = (ast.For, ast.While)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_OPTIMIZERS = frozenset(
+    {
+        *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "LBFGS", "Lion"),
+        *("Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
+    }
+)
+_KINDS = {"GradScaler": "scaler", "DataLoader": "loader", "StatefulDataLoader": "loader"}
+_KINDS |= {"Generator": "generator", "default_rng": "generator", "RandomState": "generator"}
+_MODULES = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "fully_shard"})
+PROTECTED = ("module", "optimizer", "scheduler", "scaler", "generator")
+
+
+@dataclass(frozen=True)
+class BuiltName:
+    """A name that is bound to a module, an optimizer, ..."""
+
+    name: str
+    kind: str  # one of PROTECTED
+    text: str  # `self.model`
+    function: ast.FunctionDef | None  # whose local name it is; None: of the file, or of an object
+
+
+@dataclass
+class Step:
+    """A place where an optimizer steps."""
+
+    call: ast.Call
+    function: ast.FunctionDef | None  # that is called for each batch; None: inside of the loop
+    use: ast.Call | None = None  # call of `function` in the loop
+    loops: list[ast.For | ast.While] = field(default_factory=list)  # innermost first
+
+    @property
+    def body(self) -> list[ast.stmt]:
+        """Return the statements that a phase would run."""
+        if self.function is not None:
+            return self.function.body
+        return self.loops[0].body if self.loops else []
+
+
+class TrainingScript:
+    """A parsed script. Raises SyntaxError for another text than Python."""
+
+    def __init__(self, source: str) -> None:
+        self.lines = source.split("\n")
+        self.tree = ast.parse(source)
+        self._parent = {
+            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
+        }
+        found = ast.walk(self.tree)
+        self.functions = {node.name: node for node in found if isinstance(node, ast.FunctionDef)}
+        self.names = list(self._built_names())
+        self.built = {each.name: each.kind for each in self.names}
+        self.steps = [step for call in self.calls() if (step := self._step_of(call)) is not None]
+
+    def calls(self, inside: ast.AST | None = None) -> Iterator[ast.Call]:
+        """Yield calls, in the order of their lines."""
+        found = (node for node in ast.walk(inside or self.tree) if isinstance(node, ast.Call))
+        yield from sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+    def imports(self, name: str) -> bool:
+        """Return whether the script imports a package."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import) and any(_top(a.name) == name for a in node.names):
+                return True
+            if isinstance(node, ast.ImportFrom) and _top(node.module or "") == name:
+                return True
+        return False
+
+    def text(self, node: ast.stmt) -> str:
+        """Return the first line of a statement."""
+        return self.lines[node.lineno - 1].strip()
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """Return the statement that a node is in."""
+        while not isinstance(node, ast.stmt):
+            node = self._parent[node]
+        return node
+
+    def function_around(self, node: ast.AST) -> ast.FunctionDef | None:
+        """Return the function whose code a node is in."""
+        return next(
+            (each for each in self._around(node) if isinstance(each, ast.FunctionDef)), None
+        )
+
+    def _around(self, node: ast.AST) -> Iterator[ast.AST]:
+        while node in self._parent:
+            node = self._parent[node]
+            yield node
+
+    def _loops_around(self, node: ast.AST) -> list[ast.For | ast.While]:
+        """Return the loops of the same function around a node, innermost first."""
+        loops: list[ast.For | ast.While] = []
+        inner = node
+        for each in self._around(node):
+            if isinstance(each, _FUNCTIONS):
+                break
+            if isinstance(each, LOOPS) and inner in each.body:
+                loops.append(each)
+            inner = each
+        return loops
+
+    def visible(self, node: ast.AST) -> list[BuiltName]:
+        """Return what the code around a node can name."""
+        function = self.function_around(node)
+        is_method = function is not None and [a.arg for a in function.args.args][:1] == ["self"]
+        return [
+            each
+            for each in self.names
+            if each.function in (None, function) and ("." not in each.text or is_method)
+        ]
+
+    def _built_names(self) -> Iterator[BuiltName]:
+        classes = {
+            node.name
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ClassDef) and any(last(base) == "Module" for base in node.bases)
+        }
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            kind = self._kind(node.value, classes)
+            for target in node.targets:
+                if isinstance(target, (ast.Name, ast.Attribute)) and kind:
+                    is_local = isinstance(target, ast.Name)
+                    function = self.function_around(node) if is_local else None
+                    yield BuiltName(last(target), kind, ast.unparse(target), function)
+
+    def _kind(self, call: ast.Call, classes: set[str]) -> str:
+        name, whole = last(call.func), ast.unparse(call.func)
+        if name in ("to", "cuda", "compile") and isinstance(call.func, ast.Attribute):
+            inner = call.args[0] if name == "compile" and call.args else call.func.value
+            return self._kind(inner, classes) if isinstance(inner, ast.Call) else ""
+        if name in _OPTIMIZERS:
+            return "optimizer"
+        if "lr_scheduler" in whole or name.endswith(("LR", "Scheduler")):
+            return "scheduler"
+        is_module = name in classes or name in _MODULES or whole.startswith(("nn.", "torch.nn."))
+        is_module &= name[:1].isupper() and not name.endswith("Loss")
+        return "module" if is_module else _KINDS.get(name, "")
+
+    def _step_of(self, call: ast.Call) -> Step | None:
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
+            return None
+        owner = last(call.func.value)
+        kind = self.built.get(owner, "")
+        if kind not in ("optimizer", "scaler") and not owner.lower().startswith(("opt", "scaler")):
+            return None
+        loops, function = self._loops_around(call), self.function_around(call)
+        if loops:
+            outer = self._call_in_loop(function) if function is not None else None
+            return Step(call, None, None, [*loops, *(self._loops_around(outer) if outer else [])])
+        use = self._call_in_loop(function) if function is not None else None
+        if use is None:
+            return Step(call, function)
+        return Step(call, function, use, self._loops(use))
+
+    def _loops(self, call: ast.Call) -> list[ast.For | ast.While]:
+        """Return the loops around a call, and around the call of its function."""
+        loops, function = self._loops_around(call), self.function_around(call)
+        outer = self._call_in_loop(function) if function is not None else None
+        return [*loops, *(self._loops_around(outer) if outer is not None else [])]
+
+    def _call_in_loop(self, function: ast.FunctionDef) -> ast.Call | None:
+        for call in self.calls():
+            if last(call.func) == function.name and self._loops_around(call):
+                return call
+        return None
+
+
+def last(node: ast.AST) -> str:
+    """Return the last name of a dotted expression: `SGD` of `torch.optim.SGD`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]

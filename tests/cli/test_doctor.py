@@ -1,0 +1,115 @@
+"""`outlast doctor`: lines of scripts that a port changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outlast.cli.doctor.doctor import doctor
+from outlast.cli.doctor.port_findings import ScriptFinding, read_script
+from outlast.cli.main import main
+from outlast.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TRAINER = """
+import torch
+import torch.multiprocessing as mp
+class Trainer:
+    def __init__(self, model, data):
+        self.model = torch.nn.parallel.DistributedDataParallel(model)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.data = data
+        self.seen = []
+    def run_batch(self, batch):
+        self.optimizer.zero_grad()
+        loss = self.model(batch).sum()
+        loss.backward()
+        self.seen.append(loss.item())
+        open("losses", "a").write(str(loss))
+        self.optimizer.step()
+    def train(self, epochs):
+        for epoch in range(1, epochs):
+            for batch in self.data:
+                self.run_batch(batch)
+def main(rank):
+    torch.distributed.init_process_group("nccl")
+    Trainer(torch.nn.Linear(1, 1), []).train(3)
+mp.spawn(main, args=(), nprocs=2)
+"""
+
+
+def findings(source: str) -> list[ScriptFinding]:
+    return read_script(source)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("ddp", {"session.protect(model=model, optimizer=optimizer)"}),
+        (
+            "gpt",
+            {"for _ in session.batches(None, until=STEPS):", "session.run(train_step)"},
+        ),
+        ("classifier", set[str]()),
+    ],
+)
+def test_the_changes_are_those_of_the_ported_script(name: str, others: set[str]) -> None:
+    """`others`: a number that only the script's author knows, a result, a loader beside."""
+    plain, ported = (EXAMPLES / f"{kind}_{name}.py" for kind in ("plain", "ported"))
+    changes = [one.after for one in findings(plain.read_text()) if one.kind == "change"]
+    lines = {line.strip() for line in ported.read_text().splitlines()}
+    assert {after for after in changes if after not in lines} == others
+    assert findings(ported.read_text()) == [
+        one for one in findings(ported.read_text()) if one.kind != "change"
+    ]
+
+
+def test_a_trainer_class_is_followed_through_its_methods() -> None:
+    found = findings(TRAINER)
+    assert {one.after for one in found if one.kind == "change"} == {
+        "import outlast",
+        "session = outlast.init()",
+        "session.protect(model=self.model, optimizer=self.optimizer)",
+        "for epoch in session.epochs(range(1, epochs)):",
+        "for batch in session.batches(self.data):",
+        "session.run(self.run_batch, batch)",
+    }
+    unsafe = [one.reason for one in found if one.kind == "unsafe"]
+    assert any("a file is written inside the step" in reason for reason in unsafe)
+    assert any("starts the ranks" in reason for reason in unsafe)
+    assert any("changes self.seen" in one.reason for one in found if one.kind == "check")
+
+
+def test_no_script_of_the_project_is_too_odd() -> None:
+    scripts = [*(ROOT / "tests" / "scripts").rglob("*.py"), *EXAMPLES.glob("*.py")]
+    assert sum(read_script(script.read_text())[0] for script in scripts) > 50
+
+
+def test_json_names_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(EXAMPLES / "plain_ddp.py"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    text = (EXAMPLES / "plain_ddp.py").read_text().splitlines()
+    assert answer["has_step"]
+    for one in answer["findings"]:
+        assert not one["before"] or one["before"] == text[one["line"] - 1].strip()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"x = (", "never closed"), (b"\x90", "no Python script"), (None, "No such file")],
+)
+def test_what_is_no_script_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+    script = tmp_path / "train.py"
+    if content is not None:
+        script.write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        doctor(script)
+
+
+def test_a_file_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (script := tmp_path / "model.py").write_text("import torch\n")
+    assert doctor(script) == 0
+    assert "no optimizer steps in this file" in capsys.readouterr().out
