@@ -18,7 +18,9 @@ def results(out: Path) -> list[list[object]]:
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-template",)])
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--no-template",), marks=pytest.mark.extended)]
+)
 def test_a_script_that_keeps_its_first_lines_ends_as_under_torchrun(
     tmp_path: Path, runner: Runner, flags: tuple[str, ...]
 ) -> None:

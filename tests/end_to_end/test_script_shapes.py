@@ -98,7 +98,8 @@ def test_a_place_behind_the_last_batch_of_an_epoch_is_resumed_once(
 
 
 @pytest.mark.parametrize(
-    "kind", ["nested", "inline", pytest.param("object", marks=pytest.mark.long)]
+    "kind",
+    ["nested", *(pytest.param(kind, marks=pytest.mark.extended) for kind in ("inline", "object"))],
 )
 def test_a_new_worker_leaves_functions_alone_that_are_made_anew(tmp_path: Path, kind: str) -> None:
     """Rank 1 dies in the evaluation behind an epoch: values of that epoch's last function are not

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 pytestmark = pytest.mark.process
-LONG = pytest.mark.long
+EXTENDED = pytest.mark.extended
 PROBE = Path(__file__).with_name("rank_probe.py")
 LAUNCHERS = ("torch.distributed.run", "outlast")
 # What differs on purpose: docs/unmodified-scripts.md.
@@ -141,11 +141,11 @@ def port_of(run: Launched) -> str:
     ("flags", "free"),
     [
         ([*TWO], HOSTS),
-        ([*C10D, "--rdzv-id=77", "--local-addr=127.0.0.1"], ()),
-        pytest.param([*TWO, "--standalone", "--role", "trainer"], HOSTS, marks=LONG),
-        pytest.param([*THREE, "--rdzv-id=123", "--max-restarts=3"], HOSTS, marks=LONG),
-        pytest.param([*C10D, "--rdzv-id=7", "--rdzv-conf=timeout=5"], HOSTS[:1], marks=LONG),
-        pytest.param(["--nproc-per-node=1"], HOSTS, marks=LONG),
+        pytest.param([*C10D, "--rdzv-id=77", "--local-addr=127.0.0.1"], (), marks=EXTENDED),
+        pytest.param([*TWO, "--standalone", "--role", "trainer"], HOSTS, marks=EXTENDED),
+        pytest.param([*THREE, "--rdzv-id=123", "--max-restarts=3"], HOSTS, marks=EXTENDED),
+        pytest.param([*C10D, "--rdzv-id=7", "--rdzv-conf=timeout=5"], HOSTS[:1], marks=EXTENDED),
+        pytest.param(["--nproc-per-node=1"], HOSTS, marks=EXTENDED),
     ],
 )
 def test_ranks_find_the_same(pair: Pair, flags: list[str], free: tuple[str, ...]) -> None:
@@ -163,7 +163,7 @@ def test_the_static_form(pair: Pair) -> None:
     assert port_of(theirs) == port_of(ours) == port
 
 
-@LONG
+@EXTENDED
 def test_a_static_endpoint(pair: Pair) -> None:
     port = str(free_port())
     theirs, ours = pair.run(*TWO, f"--rdzv-endpoint=localhost:{port}", PROBE.name)
@@ -171,7 +171,7 @@ def test_a_static_endpoint(pair: Pair) -> None:
     assert port_of(theirs) == port_of(ours) == port
 
 
-@LONG
+@EXTENDED
 def test_variables_in_place_of_flags(pair: Pair) -> None:
     variables = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_RDZV_ID": "9"}
     more = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0", "PET_ROLE": "tuner"}
@@ -182,9 +182,9 @@ def test_variables_in_place_of_flags(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        pytest.param(["-m", "rank_probe"], marks=LONG),
-        pytest.param(["--no-python", sys.executable, PROBE.name], marks=LONG),
-        ["--run-path", str(PROBE)],
+        pytest.param(["-m", "rank_probe"], marks=EXTENDED),
+        pytest.param(["--no-python", sys.executable, PROBE.name], marks=EXTENDED),
+        pytest.param(["--run-path", str(PROBE)], marks=EXTENDED),
     ],
 )
 def test_modules_programs_and_paths(pair: Pair, form: list[str]) -> None:
@@ -211,7 +211,7 @@ def test_local_ranks_in_arguments(pair: Pair) -> None:
     [
         ["-r", "3", "-t", "0:1,1:2"],
         *(
-            pytest.param(flags, marks=LONG)
+            pytest.param(flags, marks=EXTENDED)
             for flags in (
                 ["--tee", "3"],
                 ["--redirects", "1"],
@@ -239,7 +239,7 @@ def test_lines_and_log_files(pair: Pair, flags: list[str]) -> None:
     assert ours["attempt_0/1/stdout.log"] == "out of 1\n"
 
 
-@LONG
+@EXTENDED
 def test_a_template_of_prefixes(pair: Pair) -> None:
     template = "<${role_name} ${rank}/${local_rank} ${x}> "
     runs = pair.run(*TWO, "-t", "3", PROBE.name, TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)
@@ -247,7 +247,7 @@ def test_a_template_of_prefixes(pair: Pair) -> None:
     assert "<default 1/1 ${x}> err of 1" in runs[1].err
 
 
-@LONG
+@EXTENDED
 def test_restarts(pair: Pair) -> None:
     runs = pair.run(*TWO, "--max-restarts", "2", PROBE.name, act="restart")
     assert_equal(*runs, *HOSTS)
@@ -266,7 +266,7 @@ def test_a_fixed_port_stays(pair: Pair) -> None:
     assert port_of(runs[0]) == port_of(runs[1]) == port
 
 
-@LONG
+@EXTENDED
 def test_a_failure_ends_the_others_by_sigterm(pair: Pair) -> None:
     theirs, ours = pair.run(*TWO, "--max-restarts", "1", PROBE.name, act="fail")
     assert_equal(theirs, ours, *HOSTS)
@@ -276,7 +276,7 @@ def test_a_failure_ends_the_others_by_sigterm(pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGINT, *(pytest.param(n, marks=LONG) for n in (signal.SIGTERM, signal.SIGHUP))],
+    [signal.SIGINT, *(pytest.param(n, marks=EXTENDED) for n in (signal.SIGTERM, signal.SIGHUP))],
 )
 def test_signals_are_passed_on(pair: Pair, number: signal.Signals) -> None:
     found = []
@@ -308,7 +308,7 @@ def test_error_files(pair: Pair) -> None:
     assert "shard 7 is empty" in ours["message"]["message"]
 
 
-@LONG
+@EXTENDED
 @pytest.mark.parametrize("act", ["env://", "tcp"])
 def test_process_groups(pair: Pair, act: str) -> None:
     flags = ("--master-addr=localhost", f"--master-port={free_port()}")
