@@ -36,6 +36,8 @@ def _pages_of_cyclopts() -> dict[str, str]:
     pages = {}
     for section in sections:
         heading, _, body = section.partition("\n")
+        if heading.split()[1].startswith("-"):  # a flag, such as --install-completion
+            continue
         body = _SUBSECTION.sub(r"## `\1`", body).rstrip()
         pages[heading.split()[1]] = f"# `{heading.strip()}`\n{body}\n"
     return pages
