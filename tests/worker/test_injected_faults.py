@@ -145,3 +145,22 @@ def test_a_protected_module_of_torchscript_is_no_place_of_a_fault(tmp_path: Path
     scripted: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     place.faults.watch_state(ProtectedState({"scripted": scripted}, {}), lambda: True)
     assert scripted(torch.ones(1, 2)).shape == (1, 2)
+
+
+class NamedOutputs(nn.Module):
+    """A model whose output is a dict, as in Hugging Face's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = self.layer(x)
+        return {"loss": found.sum(), "logits": found}
+
+
+def test_a_nan_strikes_a_model_with_named_outputs(tmp_path: Path) -> None:
+    place = Place(tmp_path, parse("nan:step=1,phase=forward"))
+    model = NamedOutputs()
+    place.faults.watch_model(model, lambda: True)
+    assert model(torch.ones(1, 1))["loss"].isnan()

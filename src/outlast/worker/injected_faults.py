@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -139,7 +139,8 @@ class InjectedFaults:
 
         def after(_module: object, _inputs: object, output: object) -> None:
             is_poisoned, self._is_poisoned = self._is_poisoned, False
-            for tensor in output if isinstance(output, (tuple, list)) else [output]:
+            values = list(output.values()) if isinstance(output, Mapping) else output
+            for tensor in values if isinstance(values, (tuple, list)) else [values]:
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                     tensor.register_hook(self._backward)
                     if is_poisoned:
