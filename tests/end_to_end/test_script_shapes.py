@@ -13,6 +13,7 @@ pytestmark = pytest.mark.process
 TWO_MODELS = Path(__file__).with_name("jobs") / "two_models_job.py"
 ODD_JOB = Path(__file__).with_name("jobs") / "unusual_phases_job.py"
 NEW_FUNCTIONS = Path(__file__).with_name("jobs") / "new_functions_job.py"
+WEIGHT_READS = Path(__file__).with_name("jobs") / "weight_reads_job.py"
 BEHIND = Path(__file__).with_name("jobs") / "job_behind_its_loop.py"
 
 
@@ -113,3 +114,28 @@ def test_a_new_worker_leaves_functions_alone_that_are_made_anew(tmp_path: Path, 
         ends.append(outcome.ranks)
     assert [one["rung"] for one in outcome.summary["incidents"]] == ["replace"]
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["draw", *(pytest.param(one, marks=pytest.mark.extended) for one in ("save", "behind"))],
+)
+def test_what_code_between_phases_reads_of_weights_is_right(tmp_path: Path, place: str) -> None:
+    """Rank 0 dies behind a vote. Where its code had read the weights before, the job rolls back."""
+    ends = []
+    for name, flags in (("whole", ()), ("lost", ("--fault=kill:rank=0,step=7,phase=apply",))):
+        (folder := tmp_path / name).mkdir()
+        job = (f"--place={place}",)
+        outcome = Runner(folder, 2).run("--spares=2", *flags, script=WEIGHT_READS, job=job)
+        assert outcome.code == 0, outcome.output
+        ends.append(outcome.ranks)
+    assert ends[0] == ends[1]
+    assert ("no rank has others" in outcome.explain()) == (place != "behind")
+
+
+def test_weights_that_are_read_at_the_head_of_an_epoch_are_refused(
+    runner: Runner, tmp_path: Path
+) -> None:
+    outcome = runner.run(script=WEIGHT_READS, job=("--place=head",))
+    assert outcome.code == 1, outcome.output
+    assert "code between session.epochs and its loop over batches reads" in outcome.output

@@ -72,7 +72,7 @@ from pathlib import Path
 # Unmodified scripts beside torchrun, standstills, titles and completion: 10 with tests, 1,500.
 # Copies in memory and at peers, in events: 2 with tests, 310. Simulated bands: 1, 290.
 CEILINGS = {
-    "modules": 696,
+    "modules": 697,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -81,7 +81,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 143_400,
+    "lines": 143_500,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

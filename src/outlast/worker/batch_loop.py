@@ -24,6 +24,7 @@ from outlast.worker.phases.rank_deal import RankDeal
 from outlast.worker.phases.script_progress import ReplayWalk, ScriptProgress
 from outlast.worker.save_timing import SaveTimer
 from outlast.worker.script.script_variables import ScriptVariables
+from outlast.worker.script.weight_reads import WeightReads
 from outlast.worker.state import protected_state
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
@@ -32,6 +33,7 @@ _OTHER_LOOP = (
     "the place that is continued is in a loop over {}, and the script now loops over {}: continue"
     " with the loop that the run began with, or start a new run directory"
 )
+_TURNS_WATCHED = 2  # epochs at whose beginnings reads of weights are looked for
 _LENGTH_AND_ORDER = msgspec.msgpack.Decoder(tuple[int, ShareOrder])
 
 
@@ -60,6 +62,7 @@ class BatchLoop:
         self.first_batch: Any = None  # until its phase is complete
         self.ranks = RankDeal(groups, timeline.note_once)
         self._use = BatchUse()
+        self._reads = WeightReads()
         self._is_of_batch = False  # the phase under way works on the newest batch
         self._started = False
         self._has_drawn = False
@@ -121,8 +124,11 @@ class BatchLoop:
         def turns() -> Iterator[int]:
             for self._turn in range(first, len(numbers)):
                 self.pending, self._has_begun, self._newest = False, False, {}
-                if not (resumed and self._turn == first):
+                again = resumed and self._turn == first
+                if not again:
                     self._place.begin_epoch(self._describe_epoch())
+                if self._turn < _TURNS_WATCHED or (again and walk is not None and walk.slot.batch):
+                    self._watch(self._refuse_head)
                 yield numbers[self._turn]
 
         yield from self._until_left(turns())
@@ -146,8 +152,25 @@ class BatchLoop:
         else:
             self._leave()
         finally:
+            self._reads.end()
             if self._source is not None:
                 self._source.close()
+
+    def _watch(self, on_read: Callable[[], None]) -> None:
+        modules = self._phases.protected_state().modules.values()
+        self._reads.watch(modules, on_read)
+
+    def _refuse_head(self) -> None:
+        self._script.refuse(
+            "code between session.epochs and its loop over batches reads the weights of a protected"
+            " module, and a replacement worker repeats that code with the weights of a later step",
+            "give it to session.run as a function, or move it behind the loop over batches",
+        )
+
+    def _watch_walk(self) -> None:
+        """Watch code that this worker repeats, although the phase behind it is complete."""
+        if (walk := self._joining.walk) is not None and walk.remaining:
+            self._watch(self._joining.must_not_read_weights)
 
     def _leave(self) -> None:
         has_state = self._joining.leave_loop()
@@ -185,6 +208,7 @@ class BatchLoop:
                 " (loop over other loaders inside a function that you give to session.run)"
             )
         self._has_begun = True
+        self._reads.end()
         source = self._open(loader)
         walk = self._joining.walk
         again = self._is_first and walk is not None and bool(walk.slot.batch)
@@ -282,7 +306,9 @@ class BatchLoop:
             self.first_batch = None if self._has_drawn else batch[0]
             self._has_drawn = True
             self._script.at_top()
+            self._watch_walk()
             yield batch[0]
+            self._reads.end()
             self.index += 1
 
     def _describe(self, source: BatchSource, epoch: int, length: int | None) -> bytes:
@@ -307,11 +333,17 @@ class BatchLoop:
     def begin_phase(self, key: str, call: Callable[[], Any]) -> None:
         """Note whether a phase of the script works on the newest batch: as its step, as a step of
         another optimizer, or since it gets or reads the batch."""
+        self._reads.end()
         if self.pending:
             self._use.step(call)
         joining = self._joining
         trains = key in joining.rehearsed_here or key in joining.rehearsed_elsewhere
         self._is_of_batch = self.pending or trains or self._use.holds(call)
+
+    def end_phase(self) -> None:
+        """Go on behind a phase of the script."""
+        self.pending = False
+        self._watch_walk()
 
     def idle_ranks(self, kind: str) -> frozenset[int]:
         """Return the ranks without a batch in a phase of this kind."""

@@ -293,7 +293,7 @@ class WorkerProcess(WorkerPorts):
             self.calls.note(key, call, self.loop.first_batch)
         self.loop.begin_phase(key, call)
         result = self.phases.run(call, key=key, kind=kind, function=function, undo=undo)
-        self.loop.pending = False
+        self.loop.end_phase()
         self.start_files.put_back(for_good=self._has_walked())
         return result
 

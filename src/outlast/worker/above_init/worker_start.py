@@ -183,6 +183,9 @@ def _followed(init_process_group: Callable[..., None]) -> Callable[..., None]:
         if _running and dist.is_initialized() and not _given:
             _compare(backend, store, (rank, dist.get_rank()), (world_size, dist.get_world_size()))
             _given.append(True)
+            if timeout is not None:
+                text = "init_process_group(timeout=...) has no effect: --limit operation_s=SECONDS"
+                _running[0].timeline.note_once(f"{text} limits collectives", "timeout")
             return
         words = (backend, init_method, timeout, world_size, rank, store)
         init_process_group(*words, *others, **named)

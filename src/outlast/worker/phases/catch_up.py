@@ -250,6 +250,15 @@ class CatchUp:
         if key and any(map(is_lost, values)):
             self._use_of(key)()
 
+    def must_not_read_weights(self) -> NoReturn:
+        """Do not return where the script reads weights that no rank has any more."""
+        text = (
+            "the script reads weights between a draw and a step that was complete before this"
+            " worker took over the rank: they are those behind the step, and no rank has others; to"
+            " keep the step, read them in a phase, or behind the step"
+        )
+        self._owner.await_replacement(GroupError(text), "broken", kind="unknown")
+
     def _use_of(self, key: str) -> Callable[[], NoReturn]:
         """Return the function that is called when the script uses a lost result of `key`."""
 

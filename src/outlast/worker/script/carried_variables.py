@@ -187,6 +187,7 @@ class CarriedVariables:
             self.add(path, in_place=in_place)
             if number in ended and path[0][1] not in self._roots.functions:
                 self._pending.pop(path, None)
+                self._running.pop(path, None)
             elif number in waiting:
                 late[path] = value
             else:
