@@ -112,7 +112,8 @@ def test_the_form_keeps_what_is_given() -> None:
 
 def test_an_empty_value_is_the_default() -> None:
     assert given_texts([("gpus", " "), ("cost", ""), ("cost", "5s")]) == {"cost": "5s"}
-    assert page(("gpus", ""))[1] == page()[1]
+    date = re.compile(r"<time .*?</time>")  # of the moment of the answer
+    assert date.sub("", page(("gpus", ""))[1]) == date.sub("", page()[1])
 
 
 def test_an_impossible_strategy_says_why() -> None:

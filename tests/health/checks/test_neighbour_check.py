@@ -132,13 +132,14 @@ def test_three_nodes_meet_for_real(tmp_path: Path) -> None:
     path = tmp_path / "check.toml"
     path.write_text("[ring]\nmbytes = 1\ngbytes_min = 1e-9\n")
     address = f"127.0.0.1:{port}"
-    others = subprocess.Popen([sys.executable, "-c", OTHERS, str(tmp_path), address])
     words = ["check", "--json", "--only", "neighbour", "--profile", "preflight", "--settings",
              str(path), "--ring", address, "--world", "3", "--rank", "0"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "outlast", *words], stdout=subprocess.PIPE, timeout=240, check=True
-    )
-    assert others.wait(timeout=60) == 0
+    with subprocess.Popen([sys.executable, "-c", OTHERS, str(tmp_path), address]) as others:
+        done = subprocess.run(
+            [sys.executable, "-m", "outlast", *words], stdout=subprocess.PIPE, timeout=240
+        )
+        assert others.wait(timeout=60) == 0
+    assert done.returncode == 0, done.stdout.decode()
     report = msgspec.json.decode(done.stdout, type=NodeReport)
     assert report.severity == "healthy" and "with 2 other nodes" in report.findings[0].detail
     for rank in (1, 2):

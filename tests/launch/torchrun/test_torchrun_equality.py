@@ -103,7 +103,9 @@ class Pair:
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     pair = Pair(tmp_path, monkeypatch)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and inherited
     yield pair
+    signal.signal(signal.SIGHUP, hangup)
     pair.close()
 
 
