@@ -71,8 +71,9 @@ from pathlib import Path
 # Exported lakes and planners: 2 with tests, 260.
 # Unmodified scripts beside torchrun, standstills, titles and completion: 10 with tests, 1,500.
 # Copies in memory and at peers, in events: 2 with tests, 310. Simulated bands: 1, 290.
+# Processes that scripts start, containers of objects, scripts of several files: 2, 900.
 CEILINGS = {
-    "modules": 697,
+    "modules": 699,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -81,7 +82,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 143_500,
+    "lines": 144_400,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

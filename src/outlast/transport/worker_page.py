@@ -17,6 +17,8 @@ All numbers are little endian.
 |                             |           | read, 1 if the main thread waited for other ranks,     |
 |                             |           | t_ns of the end of the last such wait                  |
 | 96                          | `q`       | end of the host's lease, CLOCK_BOOTTIME ns; 0: none    |
+| 104                         | `qq`      | pid of the process that called `init()`; 1 if another  |
+|                             |           | process of the script was refused                      |
 | 128 + 24 i, i < `KEYS`      | `qqq`     | pace of a kind of phase: key, completed, slowest_ns    |
 | 1664                        | `q`       | number of records of own time that were written        |
 | 1672 + 48 (i % `OWN_TIMES`) | `qqqqqq`  | the i-th record: generation, step, and sums since the  |
@@ -29,11 +31,13 @@ All numbers are little endian.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import msgspec
@@ -46,6 +50,9 @@ _PULSE = struct.Struct("<qqqq")
 _PULSE_AT = 64
 _LEASE = struct.Struct("<q")
 _LEASE_AT = 96
+_OWNER = struct.Struct("<q")
+_OWNER_AT = 104
+_REFUSAL_AT = 112
 _PACE = struct.Struct("<qqq")
 _PACES_AT = 128
 KEYS = 64  # a run has a handful: its step, evaluations, and internal phases
@@ -60,6 +67,7 @@ _BEAT_BYTES = 4096
 SLOTS = 7
 SLOT_BYTES = 16 << 20
 _RESERVED_BYTES = 256 << 10
+_NAME = "outlast-page"
 
 State = Literal[
     "starting",  # before init()
@@ -136,7 +144,7 @@ class Page:
     @classmethod
     def create(cls, slot_bytes: int = SLOT_BYTES) -> Page:
         """Return a new page in anonymous memory; raises ConfigError if memory is insufficient."""
-        fd = os.memfd_create("outlast-page", os.MFD_CLOEXEC)
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         size = _BEAT_BYTES + SLOTS * (slot_bytes + _SLOT.size)
         try:
             os.ftruncate(fd, size)
@@ -195,6 +203,25 @@ class Page:
         """Return whether the host's lease has not ended, or has no end."""
         (end_ns,) = _LEASE.unpack_from(self._map, _LEASE_AT)
         return not end_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME) < end_ns
+
+    def claim(self, pid: int) -> int:
+        """Note the process that becomes the worker, unless there is one; return its pid."""
+        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        try:
+            (owner,) = _OWNER.unpack_from(self._map, _OWNER_AT)
+            if not owner:
+                _OWNER.pack_into(self._map, _OWNER_AT, pid)
+            return owner or pid
+        finally:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+
+    def put_refusal(self) -> None:
+        """Note that a process which the script has started was refused."""
+        _OWNER.pack_into(self._map, _REFUSAL_AT, 1)
+
+    def has_refusal(self) -> bool:
+        """Return whether a process that the script has started was refused."""
+        return _OWNER.unpack_from(self._map, _REFUSAL_AT) != (0,)
 
     def put_pace(self, index: int, key: int, pace: PhasePace) -> None:
         """Write the pace of the `index`-th kind of phase (below KEYS)."""
@@ -279,6 +306,14 @@ class Page:
         body = at + _SLOT.size
         payload = bytes(self._map[body : body + length])
         return (count, code, n, payload) if _digest(code, n, count, payload) == digest else None
+
+
+def is_page(fd: int) -> bool:
+    """Return whether a descriptor, perhaps one of another file by now, is that of a page."""
+    try:
+        return _NAME in Path(f"/proc/self/fd/{fd}").readlink().name  # memfd:NAME (deleted)
+    except OSError:
+        return False
 
 
 def _digest(code: int, n: int, count: int, payload: bytes) -> int:

@@ -19,6 +19,7 @@ from outlast.errors import UsageError
 from outlast.worker.auditor import Auditor
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.batch_use import BatchUse
+from outlast.worker.phases.commit_gate import must_not_nest
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.rank_deal import RankDeal
 from outlast.worker.phases.script_progress import ReplayWalk, ScriptProgress
@@ -77,6 +78,7 @@ class BatchLoop:
 
     def run(self, loader: Any, until: int | None, epochs: int | None) -> Iterator[Any]:
         """Yield batches to the script's loop: of one epoch, inside a loop over `epochs`."""
+        must_not_nest("session.batches", self._phases.attempt)
         if self._turns is not None:
             self._needs_end(loader, until)
             if epochs is not None:
@@ -103,6 +105,7 @@ class BatchLoop:
 
     def epochs(self, numbers: range) -> Iterator[int]:
         """Yield the numbers of epochs to the script's loop over them."""
+        must_not_nest("session.epochs", self._phases.attempt)
         self._start()
         self._turns = len(numbers)
         self._script.at_epoch()
@@ -283,6 +286,7 @@ class BatchLoop:
     ) -> Iterator[Any]:
         """Yield one epoch's batches. `again`: a joiner draws the first one a second time."""
         while again or until is None or self._status.step < until:
+            must_not_nest("a draw of session.batches", self._phases.attempt)
             if not again and not self.ranks.go_on(self._status.step, skips=self.pending):
                 return
             place = self._describe(source, epoch, length)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from outlast.errors import UsageError
+from outlast.worker.above_init.script_children import children_end, must_be_own
 from outlast.worker.above_init.worker_start import exit_code, start
 from outlast.worker.phases.lost_results import LostResult, is_lost
 from outlast.worker.phases.step_calls import step_key
@@ -20,10 +21,22 @@ T = TypeVar("T")
 
 
 class Session:
-    """Seat in the job, made by `init`; one per process."""
+    """Seat in the job, made by `init`; one per process. Children that the script forks may read
+    rank, world size, local rank and device, and nothing else."""
 
     def __init__(self, worker: WorkerProcess) -> None:
-        self._worker = worker
+        self._process = worker
+
+    @property
+    def _worker(self) -> WorkerProcess:
+        must_be_own(self._process, "the session was used")
+        return self._process
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a session cannot be copied or sent to another process: it is of the process that"
+            " called outlast.init(); give the other one plain values, such as session.rank"
+        )
 
     @property
     def state(self) -> dict[str, Any]:
@@ -42,12 +55,12 @@ class Session:
     @property
     def rank(self) -> int:
         """Return this worker's seat, from 0 to world_size - 1; it never changes."""
-        return self._worker.seat
+        return self._process.seat
 
     @property
     def world_size(self) -> int:
         """Return the number of seats; it never changes."""
-        return self._worker.world
+        return self._process.world
 
     @property
     def is_idle(self) -> bool:
@@ -63,12 +76,12 @@ class Session:
     @property
     def local_rank(self) -> int:
         """Return the index of this process's device on its host."""
-        return self._worker.local_rank
+        return self._process.local_rank
 
     @property
     def device(self) -> torch.device:
         """Return the device of this rank: its GPU, else the CPU."""
-        return self._worker.device
+        return self._process.device
 
     @property
     def step_index(self) -> int:
@@ -129,14 +142,14 @@ class Session:
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase, again until the whole job has completed it;
         return its value. Raises PhaseError when `fn` breaks the contract of a phase."""
-        return self._run(fn, partial(fn, *args, **kwargs), undo=False)
+        return self._run(fn, _PhaseCall(fn, *args, **kwargs), undo=False)
 
     def run_with_undo(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `fn(*args, **kwargs)` as one phase that may step more than once or change weights by
         hand. Protected state is copied first, on its devices, and ranks vote when `fn` returns.
         Each phase costs the memory of a second copy of that state, and the time to copy it. Raises
         PhaseError as `run` does."""
-        return self._run(fn, partial(fn, *args, **kwargs), undo=True)
+        return self._run(fn, _PhaseCall(fn, *args, **kwargs), undo=True)
 
     def _run(self, fn: Callable[..., T], call: Callable[[], T], *, undo: bool) -> T:
         status = self._worker.status
@@ -164,6 +177,14 @@ class Session:
         """
         numbers = {name: number_of(name, value) for name, value in values.items()}
         self._worker.report(numbers)
+
+
+class _PhaseCall(partial[T]):
+    """Call of a phase's function. A child that the function forks ends with it."""
+
+    def __call__(self) -> T:
+        with children_end("a child that a phase has forked"):
+            return super().__call__()
 
 
 def init(*, hot_spares: bool = False) -> Session:

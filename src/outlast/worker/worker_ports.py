@@ -24,6 +24,7 @@ from outlast.controller.fault_spec import FaultSpec, Where
 from outlast.errors import CorruptionError, MismatchError, PhaseError, StorageError
 from outlast.events import AnyEvent, Fault, FaultKind
 from outlast.transport import messages
+from outlast.transport.worker_page import Page
 from outlast.worker.auditor import Auditor
 from outlast.worker.batch_loop import BatchLoop
 from outlast.worker.controller_link import ControllerLink, StandaloneControl
@@ -61,6 +62,8 @@ class WorkerPorts:
     phases: PhaseRunner
     loop: BatchLoop
     timeline: WorkerEvents
+    page: Page
+    pid: int  # not that of the children that the script forks
     seat: int
     world: int
     local_rank: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import itertools
 import types
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from outlast.checkpoint.format import codec
 from outlast.errors import ProtectError
 from outlast.worker.state.protected_state import ProtectedState
 
@@ -44,6 +46,10 @@ class Frozen:
 
 class Numbers(collections.deque[int]):
     """Keeps its elements outside of its attributes."""
+
+
+class Stage(enum.Enum):
+    TRAIN = 1
 
 
 def change(objects: dict[str, Any]) -> None:
@@ -90,9 +96,45 @@ def test_lists_of_loaders_and_modules_are_their_parts() -> None:
     assert list(protected.modules) == ["models.maker", "models.judge"]
 
 
-def test_a_list_of_plain_objects_that_may_grow_is_refused() -> None:
-    with pytest.raises(ProtectError, match=r"meters\[0\]"):
-        ProtectedState({"meters": [Meter()]}, {})
+@pytest.mark.parametrize("kind", [dict, list])
+def test_meters_are_restored_where_they_stand(kind: type) -> None:
+    first, second = Meter(), Best()
+    meters = {"loss": first, "best": second} if kind is dict else [first, second]
+    protected = ProtectedState({"meters": meters}, {})
+    before = protected.own_choices()
+    first.sum, second.loss = 3.0, 1.0
+    second.epochs.append(4)
+    protected.check_unchanged()
+    protected.restore_choices(codec.decode(before))
+    assert (first.sum, second.loss, second.epochs) == (0.0, 9.0, [])
+
+
+@pytest.mark.parametrize("deed", ["add", "remove", "replace", "rename"])
+def test_a_container_whose_items_change_is_refused_by_name(deed: str) -> None:
+    meters: dict[str, Any] = {"loss": Meter(), "acc": Meter()}
+    protected = ProtectedState({"meters": meters}, {})
+    match deed:
+        case "add":
+            meters["top5"] = Meter()
+        case "remove":
+            del meters["acc"]
+        case "replace":
+            meters["acc"] = Meter()
+        case _:
+            meters["top1"] = meters.pop("acc")
+    with pytest.raises(ProtectError, match=r"meters has .* at protect\(\)"):
+        protected.check_unchanged()
+
+
+def test_two_objects_of_one_name_are_refused() -> None:
+    with pytest.raises(ProtectError, match=r"two protected objects have the name 'm\.1'"):
+        ProtectedState({"m": {1: Meter(), "1": Meter()}}, {})
+
+
+@pytest.mark.parametrize("value", [[Stage.TRAIN], [Meter(), 1.0], {"a": Meter(), "b": print}])
+def test_a_container_of_other_values_is_refused(value: Any) -> None:
+    with pytest.raises(ProtectError, match=r"value|could take over"):
+        ProtectedState({"value": value}, {})
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from outlast.config import (
     worker_settings,
 )
 from outlast.errors import ConfigError, UsageError
+from outlast.worker.above_init.script_children import REFUSED, claim_worker, must_be_own
 from outlast.worker.script.bytecode import is_call_of_script
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ def start(*, hot_spares: bool = False, is_early: bool = False) -> WorkerProcess:
     check_torch()
     if _early:
         return _early.pop()
-    if _running:
-        raise UsageError("outlast.init() was called twice in one process")
     settings = worker_settings()
+    if _running:
+        must_be_own(_running[0], "outlast.init() was called")
+        raise UsageError("outlast.init() was called twice in one process: keep what it returned")
     if settings is None and started_by_torchrun():
         raise UsageError(
             "this script was started by torchrun, which stops every worker when one fails: start"
@@ -71,6 +73,7 @@ def start(*, hot_spares: bool = False, is_early: bool = False) -> WorkerProcess:
         )
     _end_watches()
     if settings:
+        claim_worker(settings)
         # The first optimizer imports it. Ranks and spares do it here: with the same variables, and
         # where a forked worker can still start anew.
         importlib.import_module("torch._dynamo")
@@ -79,6 +82,7 @@ def start(*, hot_spares: bool = False, is_early: bool = False) -> WorkerProcess:
     from outlast.worker.worker_process import WorkerProcess  # loaded when the watches begin
 
     worker = HotWorker(settings) if hot_spares and is_spare else WorkerProcess(settings)
+    worker.pid = os.getpid()
     _running.append(worker)
     worker.take_seat()
     _hear_what_ends_the_script(worker)
@@ -89,19 +93,24 @@ def start(*, hot_spares: bool = False, is_early: bool = False) -> WorkerProcess:
 
 
 def _hear_what_ends_the_script(worker: WorkerProcess) -> None:
-    show = sys.excepthook
+    show, pid = sys.excepthook, os.getpid()
 
     def uncaught(
         kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
     ) -> None:
         show(kind, error, trace)
-        worker.failed(error)
+        if os.getpid() == pid:
+            worker.failed(error)
 
     def finish() -> None:
+        if os.getpid() != pid:  # a child that the script has forked ends, not the worker
+            return
         # Set before any hook is read: a script may have replaced ours by its own.
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if isinstance(error, BaseException):
             worker.failed(error)
+        elif worker.page.has_refusal():
+            worker.failed(UsageError(REFUSED))
         worker.finish()
 
     leave = sys.exit
@@ -180,7 +189,8 @@ def _followed(init_process_group: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if not _running and _settings_of_leader() is not None and _imports_outlast():
             _start("init_process_group() is above outlast.init()")
-        if _running and dist.is_initialized() and not _given:
+        is_worker = bool(_running) and _running[0].pid == os.getpid()
+        if is_worker and dist.is_initialized() and not _given:
             _compare(backend, store, (rank, dist.get_rank()), (world_size, dist.get_world_size()))
             _given.append(True)
             if timeout is not None:

@@ -11,6 +11,7 @@ not after its vote.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -142,6 +143,7 @@ class CollectiveRules:
 
     def __init__(self) -> None:
         self.started = False
+        self._pid = os.getpid()
         self._inside = False
         self._sealed = False
 
@@ -167,6 +169,11 @@ class CollectiveRules:
 
     def check(self, op: str) -> None:
         """Check that `op` is allowed here. Raises PhaseError."""
+        if os.getpid() != self._pid:
+            raise PhaseError(
+                f"{op} in a process that the script has forked: the connections are its parent's,"
+                " and nothing was sent; communicate in the script's own process"
+            )
         if self._sealed:
             raise PhaseError(
                 f"{op} after the vote of this phase (after optimizer.step): a rank that is lost now"

@@ -8,6 +8,7 @@ phase with an undo copy all steps proceed. The rules ensure that permanent chang
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
 from collections import Counter
@@ -44,6 +45,7 @@ class CommitGate:
         self.vote: VoteHook | None = None
         self.is_undoable = False  # all changes of the phase can be undone: steps need no vote
         self.guarding = False  # True from the first phase on: steps outside phases are errors
+        self._pid = os.getpid()
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def close(self) -> None:
@@ -54,6 +56,12 @@ class CommitGate:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         vote = self.vote
+        if os.getpid() != self._pid and self._is_protected(optimizer):
+            raise PhaseError(
+                f"{type(optimizer).__name__}.step() in a process that the script has forked: the"
+                " job would not get what it trains; step in the script's own process, inside"
+                " session.run()"
+            )
         if vote is None:
             if self.guarding and self._is_protected(optimizer):
                 raise PhaseError(
@@ -102,6 +110,16 @@ def _gate_closure(
         return result
 
     return opaque(gated)
+
+
+def must_not_nest(what: str, attempt: PhaseAttempt | None) -> None:
+    """Check that no phase of the script is under way. Raises PhaseError."""
+    if attempt is not None:
+        raise PhaseError(
+            f"{what} inside session.run ({attempt.key}): a second attempt at that phase would begin"
+            " it, or draw its batches, a second time; call the functions of a phase themselves, and"
+            " loop outside: for batch in session.batches(loader): session.run(step, batch)"
+        )
 
 
 def prepare_vote(attempt: PhaseAttempt, protected: ProtectedState) -> None:

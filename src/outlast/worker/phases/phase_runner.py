@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from torch.optim import Optimizer
 
 from outlast.controller.fault_spec import Where
-from outlast.errors import GroupError, PhaseError, StepRefused, UsageError
+from outlast.errors import GroupError, StepRefused, UsageError
 from outlast.events import Fault, FaultKind
 from outlast.random_state import Generator
 from outlast.worker.groups import GroupRegistry, fault_kind, is_transport_error
@@ -105,8 +105,7 @@ class PhaseRunner:
     ) -> Any:  # fmt: skip
         """Run `call`, which calls the script's `function`, as the next phase; return its result in
         the generation that completes it. `undo`: copy the state before."""
-        if self.attempt is not None:
-            raise PhaseError(f"session.run inside session.run ({key} inside {self.attempt.key})")
+        commit_gate.must_not_nest("session.run", self.attempt)
         self.protected_state().check_unchanged()
         self.script.check_hooks(self.protected_state().tree.new_hook())
         self.gate.guarding = True

@@ -40,7 +40,7 @@ from outlast.worker.state.optimizer_state import (
     optimizer_tree,
 )
 from outlast.worker.state.pipeline_stages import PipelineStages, is_schedule
-from outlast.worker.state.plain_objects import protectable_parts
+from outlast.worker.state.plain_objects import ProtectedParts
 from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModules
 from outlast.worker.state.rank_local_state import RankLocalState
 from outlast.worker.state.sharded_modules import FSDPIterations, refuse_unsupported
@@ -98,9 +98,7 @@ class ProtectedState:
         self.loaders: list[Any] = []
         self.pipeline = PipelineStages()
         self.own: dict[str, Stateful | dict[Any, Any] | list[Any]] = {"state": state}
-        for given, whole in named.items():
-            for name, value in protectable_parts(given, whole, (Replicated,)):
-                self._place(name, value)
+        self._given = ProtectedParts(named, (Replicated,), self._place)
         self._add_stages()
         parameters = {id(p) for module in self.modules.values() for p in module.parameters()}
         for name, optimizer in self.optimizers.items():
@@ -169,9 +167,10 @@ class ProtectedState:
 
     def check_unchanged(self) -> None:
         """Raise ProtectError if a module or an optimizer was changed after `protect`."""
+        self._given.must_be_there()
         self.tree.refresh()
-        is_same = are_same(self.tree.parameters(), self.parameters)
-        if not is_same or self.tree.parameter_names() != self._parameter_names:
+        names = self.tree.parameter_names()
+        if not are_same(self.tree.parameters(), self.parameters) or names != self._parameter_names:
             now = dict(self.tree.named_parameters())
             changes = describe_parameter_changes(self._named, now, self.tree.types())
             raise ProtectError(
