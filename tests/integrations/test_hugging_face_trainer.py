@@ -37,6 +37,22 @@ def test_a_killed_rank_is_replaced(
     must_equal(outcome, plain, len(places))
 
 
+ACCUMULATED = [
+    ("1:batch2:2", "0:evaluation:4"),
+    pytest.param(("1:backward:3", "0:substep3:4", "0:saved:4"), marks=pytest.mark.extended),
+]
+
+
+@pytest.mark.parametrize("places", ACCUMULATED)
+def test_accumulated_batches_are_one_step(
+    runner: Runner, tmp_path_factory: pytest.TempPathFactory, places: tuple[str, ...]
+) -> None:
+    accumulate = ("--accumulate=4",)  # of 6 batches: the last step of an epoch has two
+    plain = under_torchrun(JOB, tmp_path_factory.mktemp("accumulated"), *accumulate)
+    job = (*accumulate, "--die", *places)
+    must_equal(runner.run("--spares=2", script=JOB, job=job), plain, len(places))
+
+
 @pytest.mark.extended
 def test_a_nan_is_run_again(runner: Runner, plain: list[dict[str, Any]]) -> None:
     outcome = runner.run("--fault=nan:rank=1,step=5", script=JOB)
@@ -46,7 +62,7 @@ def test_a_nan_is_run_again(runner: Runner, plain: list[dict[str, Any]]) -> None
 
 REFUSED = """
 import torch
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 from outlast.integrations.hugging_face_trainer import OutlastTrainer
 
 class Model(torch.nn.Module):
@@ -56,18 +72,29 @@ class Model(torch.nn.Module):
     def forward(self, x, labels=None):
         return {"loss": self.net(x).square().mean()}
 
+class Stopping(TrainerCallback):
+    def on_substep_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
 args = TrainingArguments("out", use_cpu=True, max_steps=2, save_strategy="no", report_to=[],
-                         gradient_accumulation_steps=2)
+                         {options})
 data = [{"x": torch.ones(2), "labels": 0} for _ in range(8)]
-OutlastTrainer(Model(), args, train_dataset=data).train()
+OutlastTrainer(Model(), args, train_dataset=data, callbacks=[Stopping()]).train()
 """
 
 
-def test_gradient_accumulation_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("accelerator_config={'use_seedable_sampler': False}", "use_seedable_sampler=False"),
+        ("gradient_accumulation_steps=2", "stops training behind batch 1 of the 2 of a step"),
+    ],
+)
+def test_refused_by_name(tmp_path: Path, options: str, words: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(REFUSED)
+    script.write_text(REFUSED.replace("{options}", options))
     ran = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=200, cwd=tmp_path
     )
     assert ran.returncode == 1
-    assert "gradient_accumulation_steps: batches before the one" in ran.stderr, ran.stderr[-3000:]
+    assert words in ran.stderr, ran.stderr[-3000:]

@@ -58,10 +58,36 @@ def test_manual_optimization_steps_twice(
     must_equal(outcome, plain, 1)
 
 
+ACCUMULATED = [
+    ("1:batch1:2", "0:backward:3", "0:validation_end:5"),
+    pytest.param(("0:end1:2", "0:batch_end:4", "1:batch_start:5"), marks=pytest.mark.extended),
+]
+
+
+@pytest.mark.parametrize("places", ACCUMULATED)
+def test_accumulated_batches_are_one_step(
+    runner: Runner, tmp_path_factory: pytest.TempPathFactory, places: tuple[str, ...]
+) -> None:
+    accumulate = ("--accumulate=4",)  # of 6 batches: the last step of an epoch has two
+    plain = under_torchrun(JOB, tmp_path_factory.mktemp("accumulated"), *accumulate)
+    job = (*accumulate, "--die", *places)
+    must_equal(runner.run("--spares=2", script=JOB, job=job), plain, len(places))
+
+
+@pytest.mark.extended
+def test_manual_optimization_accumulates(
+    runner: Runner, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    manual = ("--manual", "--accumulate=4")
+    plain = under_torchrun(JOB, tmp_path_factory.mktemp("manual"), *manual)
+    outcome = runner.run("--spares=1", script=JOB, job=(*manual, "--die", "1:batch2:2"))
+    must_equal(outcome, plain, 1)
+
+
 REFUSED = """
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import Callback, Timer
 from torch.utils.data import DataLoader
 from outlast.integrations.lightning_strategy import OutlastStrategy
 
@@ -71,38 +97,73 @@ class Model(LightningModule):
         self.net = torch.nn.Linear(2, 1)
     def training_step(self, batch, batch_idx):
         return self.net(batch).square().mean()
+    def validation_step(self, batch, batch_idx):
+        pass
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class ByHand(Model):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx))
+        if batch_idx % 2:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+class Noise(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.randn(2)
+
+class Stopping(Callback):
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = True
 
 trainer = Trainer(strategy=OutlastStrategy(), accelerator="cpu", max_epochs=1, logger=False,
                   enable_checkpointing=False, enable_progress_bar=False, {options})
 loader = DataLoader(torch.randn(8, 2), batch_size=2)
-trainer.fit(Model(), {loader})
+trainer.fit({model}(), {loader})
 {last}
 """
 
 
 @pytest.mark.parametrize(
-    ("options", "loader", "last", "words"),
+    ("changes", "words"),
     [
         (
-            "accumulate_grad_batches=2, callbacks=[Timer('00:01:00:00')]",
-            "loader",
-            "",
-            ("accumulate_grad_batches", "Timer"),
+            {"options": "accumulate_grad_batches=2, callbacks=[Timer('00:01:00:00')]"},
+            ("Timer",),
         ),
-        ("", "[loader, loader]", "", ("several training loaders",)),
-        ("", "loader", "trainer.fit(Model(), loader)", ("trainer.fit comes behind the training",)),
-        ("", "loader", "OutlastStrategy()", ("in which lightning does",)),
+        ({"loader": "[loader, loader]"}, ("several training loaders",)),
+        ({"last": "trainer.fit(Model(), loader)"}, ("trainer.fit comes behind the training",)),
+        ({"last": "OutlastStrategy()"}, ("in which lightning does",)),
+        (
+            {
+                "options": "accumulate_grad_batches=2, val_check_interval=3",
+                "loader": "loader, loader",
+            },
+            ("val_check_interval=3 with 2 batches a step",),
+        ),
+        (
+            {"options": "accumulate_grad_batches=2", "loader": "DataLoader(Noise())"},
+            ("draw from generators of the process (torch)",),
+        ),
+        (
+            {"options": "accumulate_grad_batches=2, callbacks=[Stopping()]"},
+            ("the end of training, comes between the 2 batches",),
+        ),
+        ({"model": "ByHand"}, ("steps with a gradient", "batches_per_step")),
     ],
 )
-def test_refused_by_name(
-    tmp_path: Path, options: str, loader: str, last: str, words: tuple[str, ...]
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        REFUSED.replace("{options}", options).replace("{loader}", loader).replace("{last}", last)
-    )
+def test_refused_by_name(tmp_path: Path, changes: dict[str, str], words: tuple[str, ...]) -> None:
+    script, text = tmp_path / "script.py", REFUSED
+    script_parts = {"options": "", "loader": "loader", "model": "Model", "last": ""} | changes
+    for name, value in script_parts.items():
+        text = text.replace("{" + name + "}", value)
+    script.write_text(text)
     ran = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=200, cwd=tmp_path
     )

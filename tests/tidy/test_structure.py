@@ -72,8 +72,9 @@ from pathlib import Path
 # Unmodified scripts beside torchrun, standstills, titles and completion: 10 with tests, 1,500.
 # Copies in memory and at peers, in events: 2 with tests, 310. Simulated bands: 1, 290.
 # Processes that scripts start, containers of objects, scripts of several files: 2, 900.
+# Steps of frameworks with several batches, Accelerate with a loop of its own: 6, 1,100.
 CEILINGS = {
-    "modules": 699,
+    "modules": 705,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -82,7 +83,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 144_400,
+    "lines": 145_700,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.script_state import Stateful
+from outlast.data.batch_groups import BatchGroups
 from outlast.errors import UsageError
 from outlast.worker.phases.step_calls import step_key
 from outlast.worker.script.value_encoding import refill, written
@@ -62,11 +63,12 @@ class FrameworkLoop:
         self._worker = start()
         self.session = Session(self._worker)
         self._epochs: Iterator[int] | None = None
+        self.has_begun = False  # the training loop
 
     @property
-    def has_begun(self) -> bool:
-        """Return whether the training loop has begun."""
-        return self._epochs is not None
+    def index(self) -> int:
+        """Return the number of the newest draw in its epoch."""
+        return self._worker.loop.index
 
     @property
     def is_real(self) -> bool:
@@ -74,11 +76,16 @@ class FrameworkLoop:
         return self._worker.phases.is_real
 
     def begin(self, epochs: int | range, place: Stateful, **protected: Any) -> None:
-        """Protect the state of a run, and begin its loop over epochs. `place`: the framework's own
-        state, which a replacement worker gets at each draw."""
+        """Protect the state of a run, and begin the framework's loop over epochs."""
         self._worker.script.check_header = _no_header
-        self.session.protect(place=FrameworkPlace(place, protected), **protected)
+        self.protect(FrameworkPlace(place, protected), **protected)
         self._epochs = iter(self.session.epochs(epochs))
+
+    def protect(self, place: Stateful, **protected: Any) -> None:
+        """Protect the state of a run, whose loop begins now. `place`: the framework's own state,
+        which a replacement worker gets at each draw."""
+        self.session.protect(place=place, **protected)
+        self.has_begun = True
 
     def must_be_first(self, call: str) -> None:
         """Raise UsageError if the training loop has begun, or ended, before `call`."""
@@ -145,14 +152,27 @@ class FrameworkPlace:
         self._place.load_state_dict(state["place"])
 
 
+class StepBatches(list[Any]):
+    """Batches of one step. For pytrees it is a leaf, as a batch is."""
+
+
 class LoopLoader:
-    """Training loader of a framework, whose batches have a place in the run."""
+    """Training loader of a framework, whose batches have a place in the run. It gives the batches
+    of a step at once: `size`, or fewer at the end of an epoch. Its length counts batches."""
 
-    def __init__(self, loop: FrameworkLoop, loader: Any) -> None:
-        self._loop, self.loader = loop, loader
+    def __init__(self, loop: FrameworkLoop, loader: Any, size: int, *, draws: bool) -> None:
+        """`draws`: see BatchGroups."""
+        self._loop, self.loader, self.size = loop, loader, size
+        self._groups = BatchGroups(loader, size, draws=draws)
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from self._loop.session.batches(self.loader)  # begins with the first draw
+    def __iter__(self) -> Iterator[StepBatches]:
+        batches = self._loop.session.batches  # begins with the first draw
+        if self.size == 1:  # other ranks may read these
+            for batch in batches(self.loader):
+                yield StepBatches([batch])
+        else:
+            for group in batches(self._groups):
+                yield StepBatches(group)
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -1,12 +1,13 @@
 """Trainer of Hugging Face whose ranks can be replaced: `OutlastTrainer` in place of `Trainer`.
 
 An epoch of the Trainer is written anew here, line by line as in transformers, with the session's
-batches; everything else stays the Trainer's own. A step (`training_step`, clipping,
+batches; everything else stays the Trainer's own. A step (`training_step` of its batches, clipping,
 `optimizer.step`) is a phase, and so are an evaluation, a checkpoint, and the mean of a logged loss.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Iterator
@@ -16,13 +17,16 @@ from typing import Any
 import torch
 
 from outlast.checkpoint.format import codec
+from outlast.errors import UsageError
 from outlast.integrations.framework_loop import (
     FrameworkLoop,
+    LoopLoader,
     PlainAttributes,
     import_framework,
     own_modules,
     refuse,
 )
+from outlast.integrations.hugging_face_epochs import EpochBatches
 from outlast.worker.script.value_paths import is_own_class
 
 _transformers = import_framework("transformers", (5, 24))
@@ -39,29 +43,6 @@ class EpochPlace:
     step: int = -1
     grad_norm: float | None = None
     learning_rate: float | None = None
-
-
-class EpochBatches:
-    """Lists of indices of an epoch, in the order of Accelerate: its sampler counts the times that
-    it is read, and gets the epoch's number before each."""
-
-    def __init__(self, batches: Any) -> None:
-        self._batches = batches
-        inner = getattr(batches, "batch_sampler", batches)
-        self._parts: tuple[Any, ...] = (batches, inner, getattr(inner, "sampler", None))
-        self.epoch = 0
-        for each in self._parts:
-            if hasattr(each, "initial_seed") and each.generator is None:
-                each.generator = torch.Generator().manual_seed(each.initial_seed)  # else lazily
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for each in self._parts:
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(self.epoch)
-        return iter(self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)
 
 
 class TrainerPlace:
@@ -130,8 +111,10 @@ class OutlastTrainer(_trainer.Trainer):
             self.loop.begin(epochs, TrainerPlace(self), **self._protected(model))
             self._epoch = self.loop.next_epoch()
             self._order = EpochBatches(train_dataloader.batch_sampler)
-            self._ordered = copy.copy(train_dataloader.base_dataloader)
-            vars(self._ordered)["batch_sampler"] = self._order  # DataLoader forbids to assign it
+            ordered = copy.copy(train_dataloader.base_dataloader)
+            vars(ordered)["batch_sampler"] = self._order  # DataLoader forbids to assign it
+            size = self.args.gradient_accumulation_steps
+            self._groups = LoopLoader(self.loop, ordered, size, draws=True)
         elif epoch > self._epoch:
             self._epoch = self.loop.next_epoch()
         if epoch < self._epoch:
@@ -143,8 +126,8 @@ class OutlastTrainer(_trainer.Trainer):
         self.epoch_place = EpochPlace()
         report = (more["trial"], epoch, more["ignore_keys_for_eval"], more["start_time"])
         updates = more["num_update_steps_per_epoch"]
-        for inputs in self._batches(train_dataloader.device, updates):
-            self._take_step(model, inputs, epoch, steps_in_epoch)
+        for batches in self._batches(train_dataloader.device, updates):
+            self._take_step(model, batches, epoch, steps_in_epoch)
             self._report(model, *report)
             if self.control.should_epoch_stop or self.control.should_training_stop:
                 break
@@ -156,26 +139,27 @@ class OutlastTrainer(_trainer.Trainer):
         return {"model": model, "optimizer": optimizer, "scheduler": self.lr_scheduler}
 
     def _batches(self, device: Any, updates: int) -> Iterator[Any]:
-        for inputs in self.loop.session.batches(self._ordered):
-            yield _accelerate.utils.send_to_device(inputs, device) if device else inputs
-            if self.epoch_place.step + 1 == updates:
+        for batches in self._groups:
+            move = _accelerate.utils.send_to_device
+            yield [move(each, device) for each in batches] if device else batches
+            if self.epoch_place.step // self._groups.size + 1 == updates:
                 return
 
-    def _take_step(self, model: Any, inputs: Any, epoch: int, steps_in_epoch: int) -> None:
+    def _take_step(self, model: Any, batches: list[Any], epoch: int, steps_in_epoch: int) -> None:
         place, args = self.epoch_place, self.args
-        place.step += 1
-        self.current_gradient_accumulation_steps = 1
-        self.accelerator.gradient_state._set_sync_gradients(True)
+        self.current_gradient_accumulation_steps = len(batches)
         self.control = self.callback_handler.on_step_begin(args, self.state, self.control)
-        loss, place.grad_norm, place.learning_rate = self.loop.run(
-            self.compute_loss, partial(self._run_step, model, inputs)
+        losses, place.grad_norm, place.learning_rate = self.loop.run(
+            self.compute_loss, partial(self._run_step, model, batches)
         )
-        if args.logging_nan_inf_filter and not torch.isfinite(loss):
-            since = 1 + self.state.global_step - self._globalstep_last_logged
-            self._tr_loss += self._tr_loss / since
-        else:
-            self._tr_loss += loss
-        self.current_flos += float(self.floating_point_ops(inputs))
+        place.step += len(batches)
+        for loss, inputs in zip(losses, batches, strict=True):
+            if args.logging_nan_inf_filter and not torch.isfinite(loss):
+                since = 1 + self.state.global_step - self._globalstep_last_logged
+                self._tr_loss += self._tr_loss / since
+            else:
+                self._tr_loss += loss
+            self.current_flos += float(self.floating_point_ops(inputs))
         self.control = self.callback_handler.on_optimizer_step(args, self.state, self.control)
         if not isinstance(self.lr_scheduler, _PLATEAU):
             self.lr_scheduler.step()
@@ -184,10 +168,11 @@ class OutlastTrainer(_trainer.Trainer):
         self.state.epoch = epoch + (place.step + 1) / steps_in_epoch
         self.control = self.callback_handler.on_step_end(args, self.state, self.control)
 
-    def _run_step(self, model: Any, inputs: Any) -> tuple[torch.Tensor, float | None, float]:
+    def _run_step(
+        self, model: Any, batches: list[Any]
+    ) -> tuple[list[torch.Tensor], float | None, float]:
         """Run the phase of a step."""
-        items = self._get_num_items_in_batch([inputs], self.args.device)
-        loss = self.training_step(model, inputs, items)
+        losses = self._backward(model, batches)
         norm = self._clip_grad_norm(model) if self.args.max_grad_norm > 0 else None
         norm = self._get_grad_norm(model, grad_norm=norm)
         args = self.args
@@ -195,7 +180,30 @@ class OutlastTrainer(_trainer.Trainer):
         number = norm.item() if isinstance(norm, torch.Tensor) else norm
         rate = self._get_learning_rate()
         self.optimizer.step()
-        return loss, number, rate
+        return losses, number, rate
+
+    def _backward(self, model: Any, batches: list[Any]) -> list[torch.Tensor]:
+        """Add up the gradients of a step's batches, which the last one reduces; return losses."""
+        items = self._get_num_items_in_batch(batches, self.args.device)
+        state = self.accelerator.gradient_state
+        syncs_each = state.plugin_kwargs.get("sync_each_batch", False)
+        losses: list[torch.Tensor] = []
+        for inputs in batches:
+            is_last = len(losses) + 1 == len(batches)
+            state._set_sync_gradients(is_last)
+            reduces = is_last or syncs_each
+            with contextlib.nullcontext() if reduces else self.accelerator.no_sync(model):
+                losses.append(self.training_step(model, inputs, items))
+            if not is_last:
+                handler = self.callback_handler
+                self.control = handler.on_substep_end(self.args, self.state, self.control)
+                if self.control.should_epoch_stop or self.control.should_training_stop:
+                    raise UsageError(
+                        f"a callback stops training behind batch {len(losses)} of the"
+                        f" {len(batches)} of a step, whose gradients would be lost: stop in"
+                        " on_step_end"
+                    )
+        return losses
 
     def _report(self, model: Any, trial: Any, epoch: int, ignored: Any, start_time: float) -> None:
         """Log, evaluate and save where the callbacks want it. The loss is made equal first: it is
@@ -271,11 +279,6 @@ def _nothing() -> None:
 def _unsupported(trainer: Any, loader: Any, more: dict[str, Any]) -> list[str]:
     """Return the features of a Trainer that cannot be made equal."""
     args, found = trainer.args, []
-    if args.gradient_accumulation_steps != 1:
-        found.append(
-            "gradient_accumulation_steps: batches before the one that steps would be lost with a"
-            " rank; use a larger batch, or split it in compute_loss"
-        )
     names = ("fp16", "auto_find_batch_size", "deepspeed", "fsdp", "push_to_hub")
     found += [name for name in names if getattr(args, name, None)]
     if str(args.include_num_input_tokens_seen) not in ("no", "False"):

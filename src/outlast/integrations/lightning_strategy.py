@@ -2,9 +2,9 @@
 
     trainer = Trainer(strategy=OutlastStrategy(), accelerator="cpu", devices=2, max_epochs=3)
 
-Lightning's loops, hooks and checkpoints stay its own. A training step (`training_step`, backward,
-`optimizer.step`) is a phase, and so are all batches of a validation together, and each collective
-of Lightning between them.
+Lightning's loops, hooks and checkpoints stay its own. A training step (`training_step` and backward
+of its batches, `optimizer.step`) is a phase, and so are all batches of a validation together, and
+each collective of Lightning between them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from outlast.errors import UsageError
 from outlast.integrations.framework_loop import (
     UNKNOWN_EPOCHS,
     FrameworkLoop,
@@ -24,6 +25,11 @@ from outlast.integrations.framework_loop import (
     refuse,
 )
 from outlast.integrations.lightning_place import LightningPlace
+from outlast.integrations.lightning_steps import (
+    LightningSteps,
+    loggers_of_real_attempts,
+    with_own_forward,
+)
 
 _lightning = import_framework("lightning", (2, 6))
 _ddp = import_framework("lightning", (2, 6)).pytorch.strategies.ddp
@@ -40,11 +46,19 @@ _KNOWN_CALLBACKS = (
 
 class OutlastStrategy(_ddp.DDPStrategy):
     """DDP in a job that outlasts the loss of ranks. Its constructor takes a seat, so that it stands
-    below slow imports, which spares execute in advance. Options are those of DDPStrategy."""
+    below slow imports, which spares execute in advance. Options are those of DDPStrategy.
 
-    def __init__(self, **options: Any) -> None:
+    `batches_per_step`: with manual optimization, the number of batches whose gradients
+    `training_step` adds up for one step (default 1). Otherwise it is the trainer's
+    `accumulate_grad_batches`.
+    """
+
+    def __init__(self, *, batches_per_step: int = 1, **options: Any) -> None:
+        if batches_per_step < 1:
+            raise UsageError(f"batches_per_step={batches_per_step}: a step has a batch or more")
         refuse("Lightning", [f"{n} is another backend" for n in options if "backend" in n])
         self.loop = FrameworkLoop("lightning")
+        self.batches_per_step = batches_per_step
         self._is_training_loader = False
         super().__init__(process_group_backend="outlast", **options)
 
@@ -61,21 +75,19 @@ class OutlastStrategy(_ddp.DDPStrategy):
         self.loop.must_be_first(f"trainer.{trainer.state.fn.value}")
         super().setup(trainer)
         if trainer.state.fn == _lightning.pytorch.trainer.states.TrainerFn.FITTING:
-            refuse("Lightning", _unsupported(trainer))
+            self._size = trainer.accumulate_grad_batches * self.batches_per_step
+            refuse("Lightning", _unsupported(trainer, self._size))
             self._join(trainer)
 
     def _join(self, trainer: Any) -> None:
         """Let the session take part in the loops of this trainer."""
         fit = trainer.fit_loop
         epoch, val = fit.epoch_loop, fit.epoch_loop.val_loop
+        self._steps = LightningSteps(self.loop, trainer, self._size)
         fit.setup_data = partial(self._set_up_data, fit.setup_data)
         fit.on_advance_start = partial(self._start_epoch, trainer, fit.on_advance_start)
         fit.on_run_end = partial(self._end, fit.on_run_end)
-        epoch._broadcast_sigterm_tensor = _nothing  # the launcher answers signals for all ranks
-        optimization = epoch.automatic_optimization
-        optimization.run = partial(self._train, trainer, optimization.run)
-        optimization = epoch.manual_optimization
-        optimization.run = partial(self._train_by_hand, trainer, optimization.run)
+        epoch.advance = self._steps.advance
         val.run = partial(self._validate, trainer, val.run)
         for module in trainer.lightning_module.modules():
             if "dist_sync_fn" in vars(module) and module.dist_sync_fn is None:
@@ -83,7 +95,9 @@ class OutlastStrategy(_ddp.DDPStrategy):
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Give the batches of the training loader a place in the run."""
-        return LoopLoader(self.loop, dataloader) if self._is_training_loader else dataloader
+        if not self._is_training_loader:
+            return dataloader
+        return LoopLoader(self.loop, dataloader, self._size, draws=False)
 
     def _set_up_data(self, set_up: Callable[[], None]) -> None:
         self._is_training_loader = True
@@ -97,9 +111,10 @@ class OutlastStrategy(_ddp.DDPStrategy):
     def _start_epoch(self, trainer: Any, start: Callable[[], None]) -> None:
         fit = trainer.fit_loop
         if not self.loop.has_begun:
-            refuse("Lightning", _unsupported_data(fit))
+            refuse("Lightning", _unsupported_data(trainer, self._size))
             epochs = fit.max_epochs if fit.max_epochs and fit.max_epochs > 0 else UNKNOWN_EPOCHS
-            self.loop.begin(epochs, LightningPlace(trainer), **self._protected())
+            self._steps.place = LightningPlace(trainer)
+            self.loop.begin(epochs, self._steps.place, **self._protected())
         self.loop.next_epoch()
         start()
 
@@ -116,16 +131,6 @@ class OutlastStrategy(_ddp.DDPStrategy):
         self.loop.end()
         end()
 
-    def _train(self, trainer: Any, run: Callable[..., Any], *args: Any) -> Any:
-        module = trainer.lightning_module
-        return self.loop.run(module.training_step, partial(_with_own_forward, module, run, *args))
-
-    def _train_by_hand(self, trainer: Any, run: Callable[..., Any], *args: Any) -> Any:
-        """Run a step with manual optimization, in which optimizers step as often as they like."""
-        module = trainer.lightning_module
-        call = partial(_with_own_forward, module, run, *args)
-        return self.loop.run(module.training_step, call, undo=True)
-
     def _validate(self, trainer: Any, run: Callable[[], Any]) -> Any:
         """Run a validation. All its batches are one phase; the hooks behind them run once."""
         if not self.loop.has_begun:
@@ -135,17 +140,14 @@ class OutlastStrategy(_ddp.DDPStrategy):
             val.setup_data()
             if val.skip:
                 return []
-            call = partial(_with_own_forward, module, self._batches, trainer, val)
+            call = partial(with_own_forward, module, self._batches, trainer, val)
             self.loop.run(module.validation_step, call)
             val._store_dataloader_outputs()
             return val.on_run_end()
 
     def _batches(self, trainer: Any, val: Any) -> None:
         """Run all batches of a validation, from the first one."""
-        loggers = trainer.loggers
-        if not self.loop.is_real:
-            trainer.loggers = []
-        try:
+        with loggers_of_real_attempts(self.loop, trainer):
             val.reset()
             val.on_run_start()
             fetcher, before = val._data_fetcher, 0
@@ -157,8 +159,6 @@ class OutlastStrategy(_ddp.DDPStrategy):
                 val.batch_progress.is_last_batch = fetcher.done
                 val._evaluation_step(batch, batch_index, loader_index, None)
                 val.on_iteration_done()
-        finally:
-            trainer.loggers = loggers
 
     # --- collectives ---
 
@@ -197,29 +197,12 @@ class OutlastStrategy(_ddp.DDPStrategy):
         return self.loop.collective("gather_metric", partial(gather, tensor, group))
 
 
-def _nothing() -> None:
-    pass
-
-
-def _with_own_forward(module: Any, run: Callable[..., Any], *args: Any) -> Any:
-    """Run a step, and take back the `forward` by which Lightning leads DDP to it: an attempt that
-    is refused in between would leave it there."""
-    own = vars(module).get("forward")
-    try:
-        return run(*args)
-    finally:
-        vars(module).pop("forward", None)
-        if own is not None:
-            module.forward = own
-
-
-def _unsupported(trainer: Any) -> list[str]:
-    """Return the features of a trainer that cannot be made equal."""
+def _unsupported(trainer: Any, size: int) -> list[str]:
+    """Return the features of a trainer that cannot be made equal in steps of `size` batches."""
     module, found = trainer.lightning_module, []
-    if trainer.accumulate_grad_batches != 1:
+    if module.automatic_optimization and trainer.strategy.batches_per_step != 1:
         found.append(
-            "accumulate_grad_batches: batches before the one that steps would be lost with a rank;"
-            " accumulate over parts of one batch in training_step, or use a larger batch"
+            "batches_per_step without manual optimization: Trainer(accumulate_grad_batches=...)"
         )
     if not module.automatic_optimization and len(trainer.strategy.optimizers) == 0:
         found.append("manual optimization without an optimizer")
@@ -229,6 +212,8 @@ def _unsupported(trainer: Any) -> list[str]:
         found.append("model_averaging_period: replicas differ between averages")
     known = tuple(getattr(_callbacks, name) for name in _KNOWN_CALLBACKS)
     for callback in trainer.callbacks:
+        if size > 1 and getattr(callback, "_train_time_interval", None) is not None:
+            found.append("train_time_interval, by which a step's batches would be interrupted")
         is_library = type(callback).__module__.partition(".")[0] in (
             "lightning",
             "pytorch_lightning",
@@ -238,9 +223,10 @@ def _unsupported(trainer: Any) -> list[str]:
     return found
 
 
-def _unsupported_data(fit: Any) -> list[str]:
-    """Return what of a trainer's data, and its place in them, cannot be made equal."""
-    found = []
+def _unsupported_data(trainer: Any, size: int) -> list[str]:
+    """Return what of a trainer's data, and its place in them, cannot be made equal in steps of
+    `size` batches."""
+    found, fit = [], trainer.fit_loop
     if len(fit._combined_loader.flattened) != 1:
         found.append("several training loaders in one loop: combine their data sets in one loader")
     if fit._data_fetcher.length is None:
@@ -250,4 +236,18 @@ def _unsupported_data(fit: Any) -> list[str]:
             "ckpt_path of a place inside an epoch, whose batches Lightning does not go to: resume"
             " the run itself (outlast run --resume), or a checkpoint of an epoch's end"
         )
+    if size > 1 and not _validates_between_steps(trainer, size):
+        found.append(
+            f"val_check_interval={trainer.val_check_interval} with {size} batches a step: a"
+            f" validation would come between them; choose a multiple of {size}"
+        )
     return found
+
+
+def _validates_between_steps(trainer: Any, size: int) -> bool:
+    """Return whether each validation follows the last batch of a step."""
+    every, length = trainer.val_check_batch, trainer.num_training_batches
+    if not trainer.enable_validation or every in (None, length, float("inf")):
+        return True
+    counts_on = trainer.check_val_every_n_epoch is None  # over the ends of epochs
+    return every % size == 0 and not (counts_on and length % size)

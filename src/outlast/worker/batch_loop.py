@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from outlast.checkpoint.format import codec
-from outlast.data.batch_source import BatchSource, open_source
+from outlast.data.batch_groups import open_grouped
+from outlast.data.batch_source import BatchSource
 from outlast.data.counted_source import Codec
 from outlast.data.sampler_copies import ShareOrder, why_unequal
 from outlast.errors import UsageError
@@ -186,7 +187,7 @@ class BatchLoop:
                 self._source.close()
             messages, sets_epochs = Codec(codec.encode, codec.decode), self._turns is None
             self.ranks.set_loader(loader, messages, sets_epochs=sets_epochs)
-            self._source, self._loader = open_source(loader, messages), loader
+            self._source, self._loader = open_grouped(loader, messages), loader
             self._source.sets_epochs = sets_epochs
             if self._source.note:
                 self._timeline.note_once(self._source.note, "loader")

@@ -22,6 +22,7 @@ from transformers import (
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--plain", action="store_true")
+parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--die", nargs="*", default=[])  # RANK:PLACE:STEP
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,7 @@ class Model(nn.Module):
         if self.training:
             self.calls += 1
             die("forward", trainer.state.global_step)
+            die(f"batch{self.calls % 6}", trainer.state.global_step)
         elif trainer.state.global_step:
             die("evaluation", trainer.state.global_step)
         found = self.net(x)
@@ -68,11 +70,15 @@ class Model(nn.Module):
 
 class History(TrainerCallback):
     def __init__(self) -> None:
-        self.steps, self.errors, self.rates = [], [], []
+        self.steps, self.errors, self.rates, self.substeps = [], [], [], 0
 
     def on_step_begin(self, args, state, control, lr_scheduler, **kwargs) -> None:
         self.rates.append(lr_scheduler.get_last_lr())
         die("step_begin", state.global_step)
+
+    def on_substep_end(self, args, state, control, **kwargs) -> None:
+        self.substeps += 1
+        die(f"substep{self.substeps % 6}", state.global_step)
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
         die("backward", state.global_step)
@@ -101,6 +107,7 @@ args = TrainingArguments(
     use_cpu=True,
     num_train_epochs=3,
     per_device_train_batch_size=8,
+    gradient_accumulation_steps=options.accumulate,
     per_device_eval_batch_size=8,
     learning_rate=1e-2,
     lr_scheduler_type="cosine",
@@ -143,6 +150,7 @@ timed = ("runtime", "per_second")
             "loss": output.training_loss,
             "calls": model.calls,
             "steps": history.steps,
+            "substeps": history.substeps,
             "errors": history.errors,
             "rates": history.rates,
             "best": [trainer.state.best_metric, trainer.state.best_global_step],

@@ -22,6 +22,7 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--plain", action="store_true")
 parser.add_argument("--manual", action="store_true")
 parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--die", nargs="*", default=[])  # RANK:PLACE:STEP
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
@@ -52,6 +53,7 @@ class History(Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         self.batches += 1
+        die(f"end{batch_idx}", trainer)
         self.losses.append([batch_idx, float(outputs["loss"])])
         die("batch_end", trainer)
 
@@ -91,8 +93,17 @@ class Model(LightningModule):
         self.train_error(found, y)
         self.log("train_error", self.train_error, on_step=False, on_epoch=True)
         die("forward", self.trainer)
+        die(f"batch{batch_idx}", self.trainer)
         if options.manual:
             optimizer = self.optimizers()
+            if options.accumulate > 1:
+                if batch_idx % options.accumulate == 0:
+                    optimizer.zero_grad()
+                self.manual_backward(loss / options.accumulate)
+                is_last = batch_idx + 1 == self.trainer.num_training_batches
+                if (batch_idx + 1) % options.accumulate == 0 or is_last:
+                    optimizer.step()
+                return loss
             for part in range(2):
                 optimizer.zero_grad()
                 self.manual_backward(loss if part == 0 else (self.net(x) - y).abs().mean())
@@ -139,7 +150,7 @@ if options.plain:
 else:
     from outlast.integrations.lightning_strategy import OutlastStrategy
 
-    strategy = OutlastStrategy()
+    strategy = OutlastStrategy(batches_per_step=options.accumulate if options.manual else 1)
 history = History()
 stopping = EarlyStopping("val_loss", patience=2)
 saving = ModelCheckpoint(options.out / "ckpt", monitor="val_loss", save_top_k=2, save_last=True)
@@ -150,7 +161,8 @@ trainer = Trainer(
     max_epochs=options.epochs,
     log_every_n_steps=2,
     gradient_clip_val=None if options.manual else 1.0,
-    val_check_interval=3,
+    accumulate_grad_batches=options.accumulate if not options.manual else 1,
+    val_check_interval=3 if options.accumulate == 1 else options.accumulate,
     callbacks=[history, stopping, saving, LearningRateMonitor()],
     logger=CSVLogger(options.out / "csv"),
     enable_progress_bar=False,
