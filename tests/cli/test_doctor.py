@@ -113,3 +113,72 @@ def test_a_file_without_a_step_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     (script := tmp_path / "model.py").write_text("import torch\n")
     assert doctor(script) == 0
     assert "no optimizer steps in this file" in capsys.readouterr().out
+
+
+ENGINE = """
+def train_one_epoch(model, criterion, optimizer, loader):
+    for x, y in loader:
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+DISTRIBUTED = """
+import os, torch
+def init_distributed():
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group("nccl")
+"""
+SPLIT = """
+import torch
+from torch.utils.data import DataLoader
+import tools.dist as utils
+from engine import train_one_epoch
+def main():
+    utils.init_distributed()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader([])
+    for epoch in range(3):
+        train_one_epoch(model, torch.nn.MSELoss(), optimizer, loader)
+main()
+"""
+
+
+def test_a_step_in_another_file_is_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "dist.py").write_text(DISTRIBUTED)
+    (tmp_path / "engine.py").write_text(ENGINE)
+    (tmp_path / "broken.py").write_text("def (")
+    (script := tmp_path / "train.py").write_text(
+        SPLIT.replace("import torch", "import torch, broken", 1)
+    )
+    assert doctor(script) == 0
+    lines = capsys.readouterr().out.splitlines()
+    places = {line.split(" ")[0] for line in lines if ": change" in line}
+    engine = f"{tmp_path / 'engine.py'}:"
+    expected = {f"{script}:{number}:" for number in (5, 7, 11)}
+    assert places == expected | {f"{engine}3:", f"{engine}4:"}
+    assert "    + for epoch in session.epochs(3):" in lines
+    assert "    + for x, y in session.batches(loader):" in lines
+    assert any("engine.py:1: check: this file has no session" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "def step():\n    x = next(it)\n    optimizer.step()\nfor _ in range(9):\n    step()",
+            "the step",
+        ),
+        (
+            "for _ in range(9):\n    x = next(it)\n    loss.backward()\n    optimizer.step()",
+            "the loop",
+        ),
+    ],
+)
+def test_what_draws_its_own_batches_is_named(source: str, words: str) -> None:
+    (found,) = [one for one in findings(source) if one.kind == "unsafe"]
+    assert found.line == 2 and found.reason.startswith(f"{words} draws")

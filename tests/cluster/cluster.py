@@ -56,10 +56,10 @@ class Cluster:
         for name in self.hosts.up:
             self.start_again(name)
 
-    def resume(self) -> None:
-        """Start all launchers by `outlast run --resume`."""
+    def resume(self, *names: str) -> None:
+        """Start launchers by `outlast run --resume`, on all hosts or on these."""
         run = (sys.executable, "-m", "outlast", "run", "--resume", str(self.run_dir), "--plain")
-        for name in self.hosts.up:
+        for name in names or self.hosts.up:
             self._words[name] = run
             self.start_again(name)
 

@@ -59,14 +59,18 @@ def seats(cluster: Cluster) -> list[tuple[int, str]]:
     return [(one.seat, host_of[one.worker]) for one in later]
 
 
+@pytest.mark.parametrize("by", ["--resume", "command"])
 def test_a_node_that_lost_its_power_comes_back_as_a_spare_one(
-    cluster: Cluster, expected: list[str]
+    cluster: Cluster, expected: list[str], by: str
 ) -> None:
     hold = begin(cluster, "2:3", "n1", "n2", "n3")
     cluster.hosts.power_off("n2")
     cluster.wait_for_steps(2)
     cluster.hosts.boot("n2")
-    cluster.start_again("n2")
+    if by == "--resume":
+        cluster.resume("n2")
+    else:
+        cluster.start_again("n2")
     wait_for_note(cluster, "n2 comes back into the run")
     wait_for_workers(cluster, "n2", 2)
     cluster.hosts.power_off("n3")

@@ -116,6 +116,24 @@ def test_too_little_memory_is_said_before_anything(
         preflight.check(stage.plan(stage.script(""), "--nproc-per-node", "2"))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_refused"),
+    [("a.py", "import torch", True), ("a.py", "import outlast", False), ("a.sh", "", False)],
+)
+def test_an_unmodified_script_on_several_nodes(
+    tmp_path: Path, name: str, text: str, *, is_refused: bool
+) -> None:
+    (script := tmp_path / name).write_text(text)
+    nodes = ("--nnodes=2", "--rdzv-endpoint=n1:1", f"--run-dir={tmp_path / 'run'}", "--no-python")
+    script.chmod(0o755)
+    plan = torchrun_arguments.parse([*nodes, str(script)])
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"a\.py does not name outlast.*nothing was started"):
+            preflight.check_node(plan)
+    else:
+        assert preflight.check_node(plan) == []
+
+
 @pytest.fixture
 def server(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

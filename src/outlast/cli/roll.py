@@ -135,7 +135,7 @@ def _read_run(run_dir: Path) -> tuple[RunPlan, RunningJob]:
         raise ConfigError(
             f"{run_dir}: the run has one host (--nnodes {plan.node.total}), which cannot leave it;"
             " nothing was requested; 'outlast drain --rank R' moves a rank, and SIGTERM to the"
-            " launcher ends the run so that the same command resumes it"
+            f" launcher ends the run so that 'outlast run --resume {run_dir}' resumes it"
         )
     try:
         job = msgspec.json.decode((run_dir / "run.json").read_bytes(), type=RunningJob)

@@ -14,6 +14,7 @@ from outlast.checkpoint.replicas.replica_sender import BYTES_PER_S_MIN
 from outlast.checkpoint.upkeep.durable_targets import DurableRule, DurableTarget, open_targets
 from outlast.errors import ConfigError, OutlastError, RefusedError
 from outlast.launch.host.worker_environment import free_port
+from outlast.launch.torchrun.worker_commands import names_outlast
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.text_formatting import plural
 
@@ -40,10 +41,22 @@ def check(plan: RunPlan) -> list[DurableTarget]:
 def check_node(plan: RunPlan) -> list[DurableTarget]:
     """Check a host of a run of several nodes; return and raise as `check` does."""
     config.check_torch()
+    _must_name_outlast(plan.script)
     check_interface(config.gloo_interface())
     _check_memory(plan.ranks_per_node + plan.spares)
     _check_peer_rate(plan)
     return _targets(plan.durable, Path(plan.run_dir))
+
+
+def _must_name_outlast(script: str) -> None:
+    """Raise ConfigError for a Python file that does not import Outlast: the nodes of a run restart
+    no whole groups, and would take the end of its first rank for a failure."""
+    if script.endswith(".py") and names_outlast(script) is False:
+        raise ConfigError(
+            f"{script} does not name outlast, and unmodified scripts run on one node only; nothing"
+            " was started; start it by torchrun on each node, or call outlast.init() in it (if its"
+            " modules do, write `import outlast` into it)"
+        )
 
 
 def check_interface(names: str) -> None:

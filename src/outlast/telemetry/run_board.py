@@ -318,7 +318,7 @@ def milestone(event: AnyEvent, incident: int = 0) -> str:
     if isinstance(event, BatchSkipped):
         return f"the batch of step {event.step} was skipped: {event.detail}"
     if isinstance(event, NodeReleased):
-        return f"{event.host} has left the run; the same command on it joins the run again"
+        return f"{event.host} has left the run; outlast run --resume RUN_DIR on it joins again"
     if isinstance(event, Scheduled):
         return f"{intervals(event)}; `outlast explain` shows why"
     return ""

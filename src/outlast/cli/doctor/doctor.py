@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from outlast.cli.doctor.port_findings import ScriptFinding, read_script
+from outlast.cli.doctor.training_script import imported_files
 from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, ConfigError
 
@@ -25,8 +26,8 @@ class ScriptFindings(msgspec.Struct, frozen=True, kw_only=True):
 def doctor(script: Path, *, json: bool = False) -> int:
     """List the lines of a training script that a port to Outlast changes.
 
-    The script is read, not run. What it imports from other files is not seen; the
-    first steps of a run find what a look at the source cannot.
+    The script is read, not run, and with it the files of its folder that it
+    imports. The first steps of a run find what a look at the source cannot.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ def doctor(script: Path, *, json: bool = False) -> int:
         if len(data) > _BYTES_MAX:
             raise ConfigError(f"{script} is larger than {_BYTES_MAX:,} bytes; nothing was read")
         source = data.decode()
-        has_step, findings = read_script(source)
+        has_step, findings = read_script(source, imported_files(script, source))
     except OSError as error:
         raise ConfigError(f"{script}: {error.strerror or error}") from error
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -50,12 +51,15 @@ def doctor(script: Path, *, json: bool = False) -> int:
         print_json(ScriptFindings(script=str(script), has_step=has_step, findings=findings))
         return EXIT_DONE
     for one in findings:
-        echo(f"{script}:{one.line}: {one.kind}: {one.reason}")
+        place = script.parent / one.file if one.file else script
+        echo(f"{place}:{one.line}: {one.kind}: {one.reason}")
         for mark, text in (("-", one.before), ("+", one.after)):
             if text:
                 echo(f"    {mark} {text}")
     if not has_step:
-        echo(f"{script}: no optimizer steps in this file; give the file that has the training loop")
+        echo(
+            f"{script}: no optimizer steps in this file, or in files of its folder that it imports"
+        )
     elif not any(one.kind == "change" for one in findings):
         echo(f"{script}: no line to change was found")
     return EXIT_DONE

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -30,8 +31,10 @@ Kind = Literal["change", "check", "unsafe"]
 
 
 class ScriptFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the script. `after`: what to write there, "" if nothing certain can be said."""
+    """A line of the script, or of a `file` that it imports. `after`: what to write there, "" if
+    nothing certain can be said."""
 
+    file: str = ""
     line: int
     kind: Kind
     reason: str
@@ -39,17 +42,34 @@ class ScriptFinding(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
 
 
-def read_script(source: str) -> tuple[bool, list[ScriptFinding]]:
-    """Return whether an optimizer steps in a script, and its findings, changes first, by line.
-    Raises SyntaxError."""
-    script = TrainingScript(source)
+def read_script(
+    source: str, others: Mapping[str, str] = MappingProxyType({})
+) -> tuple[bool, list[ScriptFinding]]:
+    """Return whether an optimizer steps in a script or in `others`, files that it imports, and the
+    findings, changes first, by file and line. Raises SyntaxError."""
+    script = TrainingScript(source, others)
     found = [*_spawns(script)]
     if script.steps:
         first = script.steps[0]
         found += [*_start(script), *_protect(script, first), *_loops(script, first)]
         found += [*_step(script, first), *_evaluations(script, first), *_inside(script, first)]
-    found = sorted(set(found), key=lambda one: (_ORDER[one.kind], one.line, one.after))
+    for file in sorted({one.file for one in found if "session." in one.after and one.file}):
+        reason = "this file has no session: give it to its functions, session = outlast.init()"
+        found.append(ScriptFinding(file=file, line=1, kind="check", reason=reason))
+    found = sorted(set(found), key=lambda one: (_ORDER[one.kind], one.file, one.line, one.after))
     return bool(script.steps), found
+
+
+def _at(
+    script: TrainingScript,
+    node: ast.stmt | ast.expr,
+    kind: Kind,
+    reason: str,
+    before: str = "",
+    after: str = "",
+) -> ScriptFinding:
+    file, line = script.file(node), node.lineno
+    return ScriptFinding(file=file, line=line, kind=kind, reason=reason, before=before, after=after)
 
 
 def _start(script: TrainingScript) -> Iterator[ScriptFinding]:
@@ -59,24 +79,30 @@ def _start(script: TrainingScript) -> Iterator[ScriptFinding]:
         yield ScriptFinding(
             line=line, kind="change", reason="below this line", after="import outlast"
         )
-    calls = list(script.calls())
-    if any(last(call.func) == "init" and "outlast" in ast.unparse(call) for call in calls):
+    if any(last(call.func) == "init" and "outlast" in ast.unparse(call) for call in script.calls()):
         return
+    calls = list(script.calls(script.tree))
     for call in calls:
-        text = ast.unparse(call)
-        reads_rank = any(name in text for name in ("'RANK'", "'LOCAL_RANK'"))
-        if last(call.func) == "init_process_group" or (reads_rank and "environ" in text):
+        function = script.functions.get(last(call.func))
+        inner = () if function is None or not script.file(function) else script.calls(function)
+        if any(map(_asks_for_rank, (call, *inner))):
             break
     else:
         built = (call for call in calls if isinstance(script.statement(call), ast.Assign))
         call = next((one for one in built if _target(script, one) in script.built), calls[0])
-    place = script.statement(call)
-    yield ScriptFinding(
-        line=place.lineno,
-        kind="change",
+    yield _at(
+        script,
+        script.statement(call),
+        "change",
+        "above this line: a spare waits for its rank there; init_process_group may stay",
         after="session = outlast.init()",
-        reason="above this line: a spare waits for its rank there; init_process_group may stay",
     )
+
+
+def _asks_for_rank(call: ast.Call) -> bool:
+    text = ast.unparse(call)
+    reads_rank = any(name in text for name in ("'RANK'", "'LOCAL_RANK'"))
+    return last(call.func) == "init_process_group" or (reads_rank and "environ" in text)
 
 
 def _target(script: TrainingScript, call: ast.Call) -> str:
@@ -92,12 +118,8 @@ def _protect(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
     visible = script.visible(outer)
     found = {one.name: one.text for kind in PROTECTED for one in visible if one.kind == kind}
     given = ", ".join(f"{name}={text}" for name, text in found.items())
-    yield ScriptFinding(
-        line=outer.lineno,
-        kind="change",
-        after=f"session.protect({given})",
-        reason="above this line: what a new worker receives; add whatever else has a state",
-    )
+    reason = "above this line: what a new worker receives; add whatever else has a state"
+    yield _at(script, outer, "change", reason, after=f"session.protect({given})")
 
 
 def _loops(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
@@ -109,17 +131,16 @@ def _loops(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
             reason += " goes through an iterator that another process cannot continue: loop over"
             reason += " session.epochs(COUNT)" if number else " session.batches(loader)"
         if "session." not in before:
-            yield ScriptFinding(
-                line=loop.lineno, kind="change", before=before, after=after, reason=reason
-            )
+            yield _at(script, loop, "change", reason, before, after)
+    for call in script.calls(step.loops[0]) if step.loops else ():
+        if _draws(call):
+            reason = "the loop draws from an iterator that another process cannot continue: loop"
+            reason += " over session.batches(loader, until=STEPS), which yields the batches"
+            yield _at(script, call, "unsafe", reason, script.text(script.statement(call)))
     for loop in step.loops[2:]:
-        yield ScriptFinding(
-            line=loop.lineno,
-            kind="check",
-            before=script.text(loop),
-            reason="a run has one loop over epochs with one over batches in it; make this one the"
-            " loop over epochs, or start a run for each of its turns",
-        )
+        reason = "a run has one loop over epochs with one over batches in it; make this one the"
+        reason += " loop over epochs, or start a run for each of its turns"
+        yield _at(script, loop, "check", reason, script.text(loop))
 
 
 def _epochs(loop: ast.For | ast.While) -> str:
@@ -160,8 +181,7 @@ def _step(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
         after = ast.unparse(statement).split("\n")[0].replace(old, new)
         if "session.run" not in before:
             reason = "the step: all ranks complete it, or all run it again"
-            line = statement.lineno
-            yield ScriptFinding(line=line, kind="change", before=before, after=after, reason=reason)
+            yield _at(script, statement, "change", reason, before, after)
         return
     if not step.loops or any(_is_run(call) for call in script.calls(step.loops[0])):
         return
@@ -169,20 +189,20 @@ def _step(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
     begin, end = body[0].lineno, body[-1].end_lineno or body[-1].lineno
     names = ", ".join(_shared_names(script, begin, end))
     words = f"; it binds {names}, read elsewhere: return them, or declare them" if names else ""
-    yield ScriptFinding(
-        line=begin,
-        kind="change",
-        after="session.run(train_step)",
-        reason=f"lines {begin} to {end}: make them a function, def train_step(){words}",
-    )
+    reason = f"lines {begin} to {end}: make them a function, def train_step(){words}"
+    yield _at(script, body[0], "change", reason, after="session.run(train_step)")
 
 
 def _shared_names(script: TrainingScript, begin: int, end: int) -> list[str]:
     """Return the names that lines bind, and that other lines, or these before, read."""
     bound: dict[str, int] = {}
-    names = [node for node in ast.walk(script.tree) if isinstance(node, ast.Name)]
-    scope = script.function_around(script.steps[0].call)
-    nodes = [node for node in names if script.function_around(node) is scope]
+    names = [node for node in script.nodes() if isinstance(node, ast.Name)]
+    scope, file = script.function_around(script.steps[0].call), script.file(script.steps[0].call)
+    nodes = [
+        node
+        for node in names
+        if script.function_around(node) is scope and script.file(node) == file
+    ]
     for node in sorted(nodes, key=lambda one: (one.lineno, one.col_offset)):
         if begin <= node.lineno <= end and isinstance(node.ctx, ast.Store):
             bound.setdefault(node.id, node.lineno)
@@ -235,13 +255,9 @@ def _evaluations(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
             words = ", ".join([ast.unparse(call.func), *map(ast.unparse, call.args)])
             statement = script.statement(call)
             after = ast.unparse(statement).replace(ast.unparse(call), f"session.run({words})")
-            yield ScriptFinding(
-                line=statement.lineno,
-                kind="change",
-                before=script.text(statement),
-                after=after.split("\n")[0],
-                reason="collectives outside of a step are a phase too",
-            )
+            reason = "collectives outside of a step are a phase too"
+            after = after.split("\n")[0]
+            yield _at(script, statement, "change", reason, script.text(statement), after)
 
 
 def _reducing(script: TrainingScript) -> set[str]:
@@ -264,20 +280,19 @@ def _inside(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
     names = {last(node) for one in body for node in ast.walk(one) if _binds(node)}
     local = set(script.built) if is_inline else names | set(script.built)
     for node in (node for one in body for node in ast.walk(one)):
-        line = getattr(node, "lineno", 0)
         if isinstance(node, (ast.Global, ast.Nonlocal)):
             reason = f"the step binds {', '.join(node.names)}: carried, or refused by name"
-            yield ScriptFinding(line=line, kind="check", reason=reason)
+            yield _at(script, node, "check", reason)
         elif isinstance(node, ast.Call):
-            yield from _call_inside(node, local)
-        elif _is_stored(node) and _root(node) not in local:
+            yield from (_at(script, node, *found) for found in _call_inside(node, local))
+        elif isinstance(node, ast.expr) and _is_stored(node) and _root(node) not in local:
             reason = f"the step changes {ast.unparse(node)}: carried, or refused by name"
-            yield ScriptFinding(line=line, kind="check", reason=reason)
+            yield _at(script, node, "check", reason)
     for other in script.steps[1:]:
         if any(_contains(one, other.call) for one in body) and not _is_same_step(step, other):
             reason = "a second optimizer steps in the same phase: two phases, or"
             reason += " session.run_with_undo"
-            yield ScriptFinding(line=other.call.lineno, kind="unsafe", reason=reason)
+            yield _at(script, other.call, "unsafe", reason)
 
 
 def _is_same_step(step: Step, other: Step) -> bool:
@@ -303,28 +318,36 @@ def _root(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _call_inside(call: ast.Call, local: set[str]) -> Iterator[ScriptFinding]:
+def _call_inside(call: ast.Call, local: set[str]) -> Iterator[tuple[Kind, str]]:
     name, text = last(call.func), ast.unparse(call)
     if isinstance(call.func, ast.Attribute) and name in _MUTATORS and _root(call) not in local:
-        reason = f"the step changes {ast.unparse(call.func.value)}: carried, or refused by name"
-        yield ScriptFinding(line=call.lineno, kind="check", reason=reason)
+        yield (
+            "check",
+            f"the step changes {ast.unparse(call.func.value)}: carried, or refused by name",
+        )
     if name == "open" and len(call.args) > 1 and "r" not in ast.unparse(call.args[1]):
-        reason = "a file is written inside the step, which may run again: write it between steps"
-        yield ScriptFinding(line=call.lineno, kind="unsafe", reason=reason)
+        yield (
+            "unsafe",
+            "a file is written inside the step, which may run again: write it between steps",
+        )
     if name in _CLOCKS and "time" in text:
-        reason = "a clock is read inside the step: a second attempt sees another time"
-        yield ScriptFinding(line=call.lineno, kind="check", reason=reason)
+        yield "check", "a clock is read inside the step: a second attempt sees another time"
     if name in _STARTERS:
-        reason = f"{name} inside the step outlives an attempt that is run again"
-        yield ScriptFinding(line=call.lineno, kind="unsafe", reason=reason)
+        yield "unsafe", f"{name} inside the step outlives an attempt that is run again"
+    if _draws(call):
+        reason = "the step draws its own batch, and a second attempt would get another one: draw it"
+        yield (
+            "unsafe",
+            f"{reason} in the loop, for batch in session.batches(loader), and pass it on",
+        )
+
+
+def _draws(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == "next"
 
 
 def _spawns(script: TrainingScript) -> Iterator[ScriptFinding]:
     for call in script.calls():
         if last(call.func) == "spawn" and len(call.args) > 0:
-            yield ScriptFinding(
-                line=call.lineno,
-                kind="unsafe",
-                before=script.text(script.statement(call)),
-                reason="`outlast run --nproc-per-node N` starts the ranks: call it without spawn",
-            )
+            reason = "`outlast run --nproc-per-node N` starts the ranks: call it without spawn"
+            yield _at(script, call, "unsafe", reason, script.text(script.statement(call)))

@@ -1,15 +1,20 @@
 """Source of a training script: its steps, the loops around them, and what it builds.
 
-Nothing is imported or run. A step is a call of `step` on an optimizer or a scaler; the loop over
-batches is the innermost loop around it, in its function or around a call of that function.
+Nothing is imported or run. Files of the script's own folder that it imports are read with it. A
+step is a call of `step` on an optimizer or a scaler; the loop over batches is the innermost loop
+around it, in its function or around a call of that function.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 
+_FILES_MAX = 50
+_BYTES_MAX = 1 << 20
 LOOPS = (ast.For, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OPTIMIZERS = frozenset(
@@ -32,6 +37,7 @@ class BuiltName:
     kind: str  # one of PROTECTED
     text: str  # `self.model`
     function: ast.FunctionDef | None  # whose local name it is; None: of the file, or of an object
+    file: str
 
 
 @dataclass
@@ -52,28 +58,40 @@ class Step:
 
 
 class TrainingScript:
-    """A parsed script. Raises SyntaxError for another text than Python."""
+    """A parsed script, with the files that it imports (`others`, by name). Raises SyntaxError for
+    another text than Python."""
 
-    def __init__(self, source: str) -> None:
-        self.lines = source.split("\n")
-        self.tree = ast.parse(source)
-        self._parent = {
-            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
-        }
-        found = ast.walk(self.tree)
+    def __init__(self, source: str, others: Mapping[str, str] = MappingProxyType({})) -> None:
+        texts = {"": source, **others}
+        self._lines = {file: text.split("\n") for file, text in texts.items()}
+        trees = {file: ast.parse(text) for file, text in texts.items()}
+        self.tree = trees[""]  # of the script itself
+        self._file = {node: file for file, tree in trees.items() for node in ast.walk(tree)}
+        self._parent = {child: node for node in self._file for child in ast.iter_child_nodes(node)}
+        # A function of the script itself hides others of its name.
+        found = (node for file in reversed(trees) for node in ast.walk(trees[file]))
         self.functions = {node.name: node for node in found if isinstance(node, ast.FunctionDef)}
         self.names = list(self._built_names())
         self.built = {each.name: each.kind for each in self.names}
         self.steps = [step for call in self.calls() if (step := self._step_of(call)) is not None]
 
     def calls(self, inside: ast.AST | None = None) -> Iterator[ast.Call]:
-        """Yield calls, in the order of their lines."""
-        found = (node for node in ast.walk(inside or self.tree) if isinstance(node, ast.Call))
-        yield from sorted(found, key=lambda node: (node.lineno, node.col_offset))
+        """Yield calls, in the order of their lines, those of the script itself first."""
+        nodes = self._file if inside is None else ast.walk(inside)
+        found = (node for node in nodes if isinstance(node, ast.Call))
+        yield from sorted(found, key=lambda node: (self.file(node), node.lineno, node.col_offset))
+
+    def nodes(self) -> Iterator[ast.AST]:
+        """Yield all nodes of all files."""
+        yield from self._file
+
+    def file(self, node: ast.AST) -> str:
+        """Return the file of a node, "" for the script itself."""
+        return self._file[node]
 
     def imports(self, name: str) -> bool:
         """Return whether the script imports a package."""
-        for node in ast.walk(self.tree):
+        for node in self._file:
             if isinstance(node, ast.Import) and any(_top(a.name) == name for a in node.names):
                 return True
             if isinstance(node, ast.ImportFrom) and _top(node.module or "") == name:
@@ -82,7 +100,7 @@ class TrainingScript:
 
     def text(self, node: ast.stmt) -> str:
         """Return the first line of a statement."""
-        return self.lines[node.lineno - 1].strip()
+        return self._lines[self.file(node)][node.lineno - 1].strip()
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the statement that a node is in."""
@@ -120,16 +138,18 @@ class TrainingScript:
         return [
             each
             for each in self.names
-            if each.function in (None, function) and ("." not in each.text or is_method)
+            if each.function in (None, function)
+            and each.file == self.file(node)
+            and ("." not in each.text or is_method)
         ]
 
     def _built_names(self) -> Iterator[BuiltName]:
         classes = {
             node.name
-            for node in ast.walk(self.tree)
+            for node in self._file
             if isinstance(node, ast.ClassDef) and any(last(base) == "Module" for base in node.bases)
         }
-        for node in ast.walk(self.tree):
+        for node in self._file:
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
             kind = self._kind(node.value, classes)
@@ -137,7 +157,8 @@ class TrainingScript:
                 if isinstance(target, (ast.Name, ast.Attribute)) and kind:
                     is_local = isinstance(target, ast.Name)
                     function = self.function_around(node) if is_local else None
-                    yield BuiltName(last(target), kind, ast.unparse(target), function)
+                    text = ast.unparse(target)
+                    yield BuiltName(last(target), kind, text, function, self.file(node))
 
     def _kind(self, call: ast.Call, classes: set[str]) -> str:
         name, whole = last(call.func), ast.unparse(call.func)
@@ -179,6 +200,41 @@ class TrainingScript:
             if last(call.func) == function.name and self._loops_around(call):
                 return call
         return None
+
+
+def imported_files(script: Path, source: str) -> dict[str, str]:
+    """Return the Python files of a script's folder that it imports, by their path from there, with
+    those that they import, as far as they can be read."""
+    found: dict[str, str] = {}
+    todo = [source]
+    while todo:
+        for name in _imports(todo.pop()):
+            stem = Path(*name.split("."))
+            for file in (stem.with_suffix(".py"), stem / "__init__.py"):
+                place = script.parent / file
+                if str(file) in found or len(found) >= _FILES_MAX or place == script:
+                    continue
+                try:
+                    with place.open("rb") as opened:
+                        text = opened.read(_BYTES_MAX).decode()
+                    ast.parse(text)
+                except (OSError, SyntaxError, ValueError, RecursionError):
+                    continue  # another package's, or nothing that could run
+                found[str(file)] = text
+                todo.append(text)
+    return found
+
+
+def _imports(source: str) -> Iterator[str]:
+    """Yield the dotted names of modules that a source may import."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.module:
+                yield node.module
+            prefix = f"{node.module}." if node.module else ""
+            yield from (f"{prefix}{each.name}" for each in node.names if each.name != "*")
 
 
 def last(node: ast.AST) -> str:

@@ -149,7 +149,7 @@ def _exhausted(situation: Situation) -> str:
     if situation.is_cut_for_good:
         return (
             f"{situation.cut}, and no other hosts have spares or room for the ranks of one of them;"
-            " repair the network, and resume with the same command"
+            " repair the network, and resume on all nodes with: outlast run --resume RUN_DIR"
         )
     if situation.attempts >= situation.attempts_max:
         return (

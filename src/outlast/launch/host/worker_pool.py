@@ -9,7 +9,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from outlast import config
@@ -31,7 +30,7 @@ from outlast.launch.host.worker_family import (
 )
 from outlast.launch.host.worker_template import WorkerTemplate
 from outlast.launch.run_directory import RunDir
-from outlast.launch.torchrun.worker_commands import with_local_rank
+from outlast.launch.torchrun.worker_commands import names_outlast, with_local_rank
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock
 from outlast.transport import messages
@@ -41,7 +40,6 @@ from outlast.transport.worker_page import Beat, OwnTimeRecord, Page
 
 _STARTED_MAX = 4096
 HELD_S = 1.0  # several pulse periods
-_TEXT_BYTES_MAX = 1 << 20
 Left = TypeVar("Left")
 
 
@@ -133,10 +131,7 @@ class WorkerPool:
 
     def names_outlast(self) -> bool:
         """Return whether the script's text contains "outlast"; otherwise no Hello is expected."""
-        try:
-            return b"outlast" in Path(self.plan.script).read_bytes()[:_TEXT_BYTES_MAX]
-        except OSError:
-            return False  # a module, or a program on the search path
+        return bool(names_outlast(self.plan.script))
 
     def start(self, post: WorkerPost) -> WorkerHandle:
         """Start one worker: a fork of the template if one can be claimed.

@@ -265,8 +265,8 @@ class RunNode:
     def _on_outcome(self, outcome: messages.RunOutcome) -> None:
         if outcome.outcome == messages.RELEASED:
             detail = (
-                f"{self._host} has left the run ({outcome.cause}), which goes on without it; the"
-                " same command on this host joins it again"
+                f"{self._host} has left the run ({outcome.cause}), which goes on without it; on"
+                f" this host 'outlast run --resume {self._run_dir.path}' joins it again"
             )
             fault, code = self._fault("requested", detail), release_code(outcome.exit_code)
             self._end(EndRun(outcome=outcome.outcome, exit_code=code, cause=fault))

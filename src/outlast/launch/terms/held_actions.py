@@ -135,6 +135,6 @@ class HeldActions:
                     f"the run has come to its end ({outcome}), but its store of terms has not"
                     f" answered for {END_S:g} s, so that another node may have taken over; all"
                     " checkpoints are kept; make the store reachable (has the run directory"
-                    " room?), and resume with the same command on all nodes"
+                    " room?), and resume on all nodes with: outlast run --resume RUN_DIR"
                 )
             )

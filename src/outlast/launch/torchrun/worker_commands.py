@@ -12,6 +12,7 @@ from string import Template
 from outlast import config
 from outlast.errors import UsageError
 
+_TEXT_BYTES_MAX = 1 << 20
 # torchrun's --run-path: the script has no folder of its own on sys.path, and its exception is
 # recorded as by @record.
 _RUN_PATH = (
@@ -57,6 +58,15 @@ def with_local_rank(command: tuple[str, ...], local_rank: int) -> tuple[str, ...
     """Return the command of one worker: torchrun replaces ${local_rank} in arguments, and $$."""
     program, *args = command
     return (program, *(Template(arg).safe_substitute(local_rank=local_rank) for arg in args))
+
+
+def names_outlast(script: str) -> bool | None:
+    """Return whether a script's text contains "outlast"; None for a module, or a program on the
+    search path, which are not read."""
+    try:
+        return b"outlast" in Path(script).read_bytes()[:_TEXT_BYTES_MAX]
+    except OSError:
+        return None
 
 
 def can_be_forked(command: tuple[str, ...]) -> bool:

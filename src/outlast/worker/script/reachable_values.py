@@ -30,6 +30,7 @@ from outlast.worker.script.value_paths import (
     functions_of,
     is_own_class,
     is_own_file,
+    layers,
     text,
     unbound_attributes,
     unwrapped,
@@ -228,11 +229,14 @@ class ReachableValues:
                 continue
             for name, member in vars(base).items():
                 for function in functions_of(member):
-                    self._add_cache((*path, ("attr", name)), function)
-                    function = unwrapped(function)
-                    if isinstance(function, types.FunctionType) and name != "__init__":
+                    place = (*path, ("attr", name))
+                    self._add_cache(place, function)
+                    inner = unwrapped(function)
+                    for steps, layer in layers(function) if name != "__init__" else ():
+                        if layer is not inner and not is_own_file(layer.__code__.co_filename):
+                            continue  # a library's wrapper
                         count = len(self.codes)
-                        self._add_function((*path, ("attr", name)), function)
+                        self._add_function((*place, *steps), layer)
                         self.methods.update((id(each.code), name) for each in self.codes[count:])
 
     def _add_cache(self, path: Path, function: Any) -> None:
@@ -313,11 +317,9 @@ class ReachableValues:
             if isinstance(wrapped := unwrapped(value), types.FunctionType):
                 self._add_function((*path, ("attr", "__wrapped__")), wrapped)
         elif isinstance(value, types.FunctionType):
-            wrapped = unwrapped(value)
             self.direct.add(id(value.__code__))
-            self._add_function(path, value)
-            if wrapped is not value and isinstance(wrapped, types.FunctionType):
-                self._add_function((*path, ("attr", "__wrapped__")), wrapped)
+            for steps, layer in layers(value):
+                self._add_function((*path, *steps), layer)
         elif isinstance(value, type):
             if is_own_class(value):
                 self._add_class(path, value)

@@ -20,6 +20,11 @@ from outlast.worker.state.tensor_digests import local_shard
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ROUNDING = 1e-3  # largest relative change of a sum by its order of summation
 
+DRAWS = (
+    "draw batches in the loop (for batch in session.batches(loader): session.run(step, batch)), or"
+    " keep an index in session.state"
+)
+
 
 class Repetition(NamedTuple):
     """Results of one attempt when it reached its gate."""

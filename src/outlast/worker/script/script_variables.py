@@ -13,6 +13,7 @@ from outlast.worker.script.phase_files import PhaseFiles, top_saves_by_path
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
 from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
 from outlast.worker.script.repetitions import (
+    DRAWS,
     Refusals,
     RepetitionDifference,
     Unrepeatable,
@@ -239,10 +240,9 @@ class ScriptVariables(Refusals):
         for path, spot in reach.spots.items():
             is_source = isinstance(spot.value, QUEUES) and path[-1][1] in taken_from
             if (is_source or is_opaque(spot.value)) and len(path) > 1:
-                self.refuse(
-                    f"{what} {text(path)}, a {type(spot.value).__name__} whose position cannot be"
-                    " read (keep an index instead)"
-                )
+                kind = type(spot.value).__name__
+                place = f"{text(path)}, a {kind} whose position cannot be read"
+                self.refuse(f"{what} {place}", DRAWS)
 
     # --- the loop ---
 

@@ -168,8 +168,7 @@ class PathRoots:
             if kind == "name" and isinstance(owner, types.FrameType):
                 return "cell", f"{owner.f_code.co_qualname}.<locals>", name
             if kind == "cell":
-                function = unwrapped(owner)
-                return "cell", _definer(function, name), name
+                return "cell", _definer(_with_cell(owner, name), name), name
             return id(owner), kind, name
         except (PathGone, AttributeError):
             return None
@@ -254,6 +253,31 @@ def unwrapped(function: Any) -> Any:
             return function
 
 
+def layers(function: Any) -> Iterator[tuple[Path, types.FunctionType]]:
+    """Yield the Python functions behind partials and bound methods, from the outermost wrapper
+    (`functools.wraps`) to the innermost function, with the steps that lead to each."""
+    steps: Path = ()
+    while True:
+        if isinstance(function, partial):
+            function = function.func
+        elif isinstance(function, types.MethodType):
+            function = function.__func__
+        else:
+            if isinstance(function, types.FunctionType):
+                yield steps, function
+            if not (isinstance(function, WRAPPERS) and "__wrapped__" in vars(function)):
+                return
+            steps, function = (*steps, ("attr", "__wrapped__")), vars(function)["__wrapped__"]
+
+
+def _with_cell(function: Any, name: str) -> types.FunctionType:
+    """Return the outermost layer of a function that has a variable of a closure."""
+    for _, layer in layers(function):
+        if name in layer.__code__.co_freevars:
+            return layer
+    raise PathGone(f"cell {name}")
+
+
 def _self(function: Any) -> Any:
     """Return the object of a bound method, also behind partials."""
     while isinstance(function, partial):
@@ -295,11 +319,8 @@ def _definer(function: Any, name: str) -> str:
 
 
 def _cell(function: Any, name: str) -> types.CellType:
-    function = unwrapped(function)
-    try:
-        return function.__closure__[function.__code__.co_freevars.index(name)]
-    except (AttributeError, TypeError, ValueError) as error:
-        raise PathGone(f"cell {name}") from error
+    layer = _with_cell(function, name)
+    return (layer.__closure__ or ())[layer.__code__.co_freevars.index(name)]
 
 
 @cache

@@ -121,8 +121,8 @@ def _protectable(name: str, value: Any, known: tuple[type, ...]) -> Any:
     if hasattr(type(value), "__next__") and not isinstance(value, Stateful):
         raise ProtectError(
             f"cannot protect {name!r} ({type(value).__name__}): an iterator has no place at which"
-            " another process could continue; give it to session.batches, or keep an index in"
-            " session.state"
+            " another process could continue; draw in the loop, for batch in"
+            " session.batches(loader): session.run(step, batch), or keep an index in session.state"
         )
     is_known = isinstance(value, (*_PARTS, *known, Stateful)) or is_schedule(value)
     is_plain = not is_known and (isinstance(value, _IN_PLACE) or _is_object(value))
