@@ -167,12 +167,14 @@ def visible_devices(environment: Mapping[str, str] = os.environ) -> tuple[str, .
 
 
 def set_rank(seat: int, world: int, local_rank: int, group_rank: int) -> None:
-    """Set torchrun's variables to this worker's seat, for libraries that read them."""
+    """Set torchrun's variables, and torchft's, to this worker's seat, for code that reads them."""
     os.environ.update(
         RANK=str(seat),
         WORLD_SIZE=str(world),
         LOCAL_RANK=str(local_rank),
         GROUP_RANK=str(group_rank),
+        REPLICA_GROUP_ID=str(seat),
+        NUM_REPLICA_GROUPS=str(world),
     )
 
 

@@ -73,8 +73,9 @@ from pathlib import Path
 # Copies in memory and at peers, in events: 2 with tests, 310. Simulated bands: 1, 290.
 # Processes that scripts start, containers of objects, scripts of several files: 2, 900.
 # Steps of frameworks with several batches, Accelerate with a loop of its own: 6, 1,100.
+# Scripts of torchft, on a stack of their own, and torchtitan: 8 with tests, 1,350.
 CEILINGS = {
-    "modules": 705,
+    "modules": 713,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -83,7 +84,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 145_700,
+    "lines": 147_050,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

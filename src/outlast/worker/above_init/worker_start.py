@@ -40,7 +40,9 @@ from outlast.worker.script.bytecode import is_call_of_script
 if TYPE_CHECKING:
     from outlast.worker.worker_process import WorkerProcess
 
-_SEAT_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK"})
+_SEAT_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK"} | {"REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"}
+)
 _BACKENDS = frozenset({"gloo", "nccl", "nccl2", "outlast", "undefined"})
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+outlast\b", re.MULTILINE)
 _end_watch: list[Callable[[], None]] = []
@@ -66,6 +68,8 @@ def start(*, hot_spares: bool = False, is_early: bool = False) -> WorkerProcess:
             "this script was started by torchrun, which stops every worker when one fails: start"
             " it with `outlast run` and the same flags"
         )
+    if settings is None:
+        _must_not_be_rays_worker()
     if dist.is_initialized():
         raise UsageError(
             "a process group exists already: outlast.init() makes that of the job; call it above"
@@ -90,6 +94,20 @@ def start(*, hot_spares: bool = False, is_early: bool = False) -> WorkerProcess:
     if is_early:
         _early.append(worker)
     return worker
+
+
+def _must_not_be_rays_worker() -> None:
+    """Raise UsageError in an actor of Ray, as workers of Ray Train are: each would be a job of one
+    rank."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
+    if ray.get_runtime_context().get_actor_id() is not None:
+        raise UsageError(
+            "outlast.init() in an actor of Ray (workers of Ray Train are): where one dies, Ray"
+            " starts those of all ranks again, and without a launcher of Outlast no one would be"
+            " replaced; start `outlast run` itself as a task of Ray (docs/frameworks.md)"
+        )
 
 
 def _hear_what_ends_the_script(worker: WorkerProcess) -> None:

@@ -134,13 +134,15 @@ class StepRedo:
         self._last: _KeptStep | None = None
         self._taken: _TakenBack | None = None
         self._is_running = False
+        self.can_call_again = True  # a step's function, behind the step
 
     def begin(self, attempt: PhaseAttempt, call: Callable[[], Any], copied: str) -> None:
         """Keep an attempt if the step can be taken back. `copied`: the copy of this rank's shards
         as they are now, "" for none."""
         copy, protected = self._status.copy, self._owner.protected_state()
         is_kept = (
-            attempt.kind == "step"
+            self.can_call_again
+            and attempt.kind == "step"
             and copy is not None
             and copied == copy.path
             and self._taken is None

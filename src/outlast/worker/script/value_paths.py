@@ -31,6 +31,7 @@ import ctypes
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +61,28 @@ if _bring_back is not None:
     _bring_back.argtypes, _bring_back.restype = (ctypes.py_object, ctypes.c_int), None
 
 
+_suspended: list[types.FrameType] = []
+
+
+@contextmanager
+def suspended_at(frame: types.FrameType) -> Iterator[None]:
+    """Return a context in which the script waits at `frame` while this thread runs another stack
+    (a greenlet), on which the script's frames are not."""
+    _suspended.append(frame)
+    try:
+        yield
+    finally:
+        _suspended.remove(frame)
+
+
 def own_frames() -> Iterator[types.FrameType]:
-    """Yield the frames of the script's own code on this thread's stack, innermost first."""
-    frame = sys._getframe(1)  # noqa: SLF001 - no other access to a script's locals
-    while frame is not None:
-        if is_own_file(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    """Yield the frames of the script's own code on this thread's stacks, innermost first."""
+    for top in (sys._getframe(1), *_suspended):  # noqa: SLF001 - no other access to a script's locals
+        frame: types.FrameType | None = top
+        while frame is not None:
+            if is_own_file(frame.f_code.co_filename):
+                yield frame
+            frame = frame.f_back
 
 
 def bind_local(frame: types.FrameType, name: str, value: Any) -> None:
