@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
+from outlast.checkpoint.format import codec
 from outlast.errors import UnsupportedError
 from outlast.worker.phases.phase_attempt import UndoCopy
 from outlast.worker.script.repetitions import Repetition, RepetitionCheck, look
 from outlast.worker.state.protected_state import ProtectedState
 
+PATHS = msgspec.msgpack.encode([([("module", "__main__"), ("name", "seen")], True)])
+CHOICES, DRAWN, COUNTED = (
+    codec.encode({"random": {"torch": draws}, "script": {"paths": PATHS, "values": [count]}})
+    for draws, count in ((0, 0), (1, 0), (0, 1))
+)
+
 
 def attempt(
-    *, generation: int = 1, choices: bytes = b"", loss: float = 1.0, value: float = 0.1
+    *, generation: int = 1, choices: bytes = CHOICES, loss: float = 1.0, value: float = 0.1
 ) -> Repetition:
     layer = nn.Linear(2, 3)
     layer.weight.grad = torch.full((3, 2), value)
@@ -38,11 +46,19 @@ def test_differences_are_named_from_the_second_attempt_on() -> None:
     assert found is not None
     assert found.what == "computed a different gradient of weight"
     assert not found.is_rounding
-    for count, other in ((3, attempt(choices=b"2")), (3, attempt(loss=2.0))):
+    for count, other in ((3, attempt(choices=DRAWN)), (3, attempt(loss=2.0))):
         attempts = RepetitionCheck()
         found = [attempts.rehearsed("step", attempt()) for _ in range(count)]
         assert found == [None] * count
         assert attempts.first_step("step", other) is not None
+
+
+def test_a_variable_that_differs_is_named() -> None:
+    for choices, what in ((DRAWN, "drew a different number"), (COUNTED, "changed seen to another")):
+        attempts = RepetitionCheck()
+        attempts.rehearsed("step", attempt())
+        found = attempts.rehearsed("step", attempt(choices=choices))
+        assert found is not None and found.what.startswith(what)
 
 
 def test_attempts_of_two_generations_are_no_pair() -> None:
@@ -55,7 +71,7 @@ def test_attempts_of_two_generations_are_no_pair() -> None:
 def test_draws_are_compared_across_generations() -> None:
     attempts = RepetitionCheck()
     attempts.rehearsed("step", attempt())
-    assert attempts.rehearsed("step", attempt(generation=2, choices=b"2", value=9.0)) is not None
+    assert attempts.rehearsed("step", attempt(generation=2, choices=DRAWN, value=9.0)) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])

@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from outlast.checkpoint.format import codec
 from outlast.errors import PhaseError
-from outlast.worker.script.carried_variables import ADVICE
+from outlast.worker.script.carried_variables import ADVICE, differing_names
 from outlast.worker.script.value_caches import WatchedCaches
 from outlast.worker.state.tensor_digests import local_shard
 
@@ -109,6 +110,15 @@ class RepetitionCheck:
         return _difference(self._last.pop(key), now, gradients=self._count[key] >= 2)
 
 
+def _other_choices(before: bytes, now: bytes | None) -> str:
+    """Return what an attempt has drawn or changed otherwise than the one before."""
+    if now is not None:
+        old, new = (codec.decode(each)["random"] for each in (before, now))
+        if codec.encode(old) == codec.encode(new):
+            return f"changed {differing_names(before, now)} to another value"
+    return "drew a different number of random numbers"
+
+
 def _difference(
     before: Repetition, now: Repetition, *, gradients: bool
 ) -> RepetitionDifference | None:
@@ -119,7 +129,7 @@ def _difference(
             old, new = struct.unpack("<d", value)[0], struct.unpack("<d", now.reports[name])[0]
             return RepetitionDifference(f"reported {name}={old!r} and then {new!r}")
     if before.choices is not None and before.choices != now.choices:
-        return RepetitionDifference("drew a different number of random numbers")
+        return RepetitionDifference(_other_choices(before.choices, now.choices))
     if not gradients or before.gradients == now.gradients:
         return None
     differing = [

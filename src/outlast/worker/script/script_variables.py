@@ -372,7 +372,8 @@ class ScriptVariables(Refusals):
     def differs(self, key: str, found: RepetitionDifference, *, zeroed: bool = False) -> None:
         """Refuse or report a difference between two attempts from the same state. `zeroed`: only
         gradients of earlier phases differed, which were zero in the second attempt."""
-        name, caches = key.partition(":")[0], "".join(f", {c}" for c in self.caches.grown())
+        changed = [*self.caches.grown(), *map(text, self._changed.get(key, ()))]
+        name, others = key.partition(":")[0], "".join(f", {each}" for each in changed)
         if found.is_rounding:
             self._tell_once(
                 f"{name} {found.what} in a second attempt from the same state, within rounding: its"
@@ -391,7 +392,7 @@ class ScriptVariables(Refusals):
         self.refuse(
             f"{name} {found.what} in a second attempt from the same state, on this rank or on one"
             " that it reduces with: it reads or writes unprotected state (a clock, a file, a"
-            f" generator of its own{caches}), or an operation is not deterministic"
+            f" generator of its own{others}), or an operation is not deterministic"
             " (torch.use_deterministic_algorithms(True) names it)",
             "pass everything that the step reads through session.protect(...), session.state or"
             " its arguments",
