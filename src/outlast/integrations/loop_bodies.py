@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from outlast.errors import StepRefused, UsageError
 from outlast.integrations.framework_loop import FrameworkLoop, import_framework
 from outlast.worker.groups import is_transport_error
-from outlast.worker.script.value_paths import suspended_at
+from outlast.worker.script.value_paths import suspended
 
 _greenlet = import_framework("greenlet", (3, 1))
 
@@ -73,8 +73,11 @@ class LoopBody:
 
     def _switch(self, sent: Any) -> tuple[Any] | None:
         """Continue the phase until it needs the body: return its batch, None at its end."""
-        with suspended_at(sys._getframe()):
+        suspended.append(sys._getframe())
+        try:
             given = self._phase.switch(sent)
+        finally:
+            suspended.pop()
         if given is None:
             self._phase = None
         return given

@@ -31,7 +31,6 @@ import ctypes
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -61,23 +60,12 @@ if _bring_back is not None:
     _bring_back.argtypes, _bring_back.restype = (ctypes.py_object, ctypes.c_int), None
 
 
-_suspended: list[types.FrameType] = []
-
-
-@contextmanager
-def suspended_at(frame: types.FrameType) -> Iterator[None]:
-    """Return a context in which the script waits at `frame` while this thread runs another stack
-    (a greenlet), on which the script's frames are not."""
-    _suspended.append(frame)
-    try:
-        yield
-    finally:
-        _suspended.remove(frame)
+suspended: list[types.FrameType] = []  # where a script waits for another stack of its thread
 
 
 def own_frames() -> Iterator[types.FrameType]:
     """Yield the frames of the script's own code on this thread's stacks, innermost first."""
-    for top in (sys._getframe(1), *_suspended):  # noqa: SLF001 - no other access to a script's locals
+    for top in (sys._getframe(1), *suspended):  # noqa: SLF001 - no other access to a script's locals
         frame: types.FrameType | None = top
         while frame is not None:
             if is_own_file(frame.f_code.co_filename):
