@@ -87,7 +87,10 @@ OutlastTrainer(Model(), args, train_dataset=data, callbacks=[Stopping()]).train(
     ("options", "words"),
     [
         ("accelerator_config={'use_seedable_sampler': False}", "use_seedable_sampler=False"),
-        ("gradient_accumulation_steps=2", "stops training behind batch 1 of the 2 of a step"),
+        (
+            "gradient_accumulation_steps=2, per_device_train_batch_size=2",
+            "stops training behind batch 1 of the 2 of a step",
+        ),
     ],
 )
 def test_refused_by_name(tmp_path: Path, options: str, words: str) -> None:

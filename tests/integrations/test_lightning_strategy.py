@@ -118,6 +118,10 @@ class Noise(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return torch.randn(2)
 
+class Drawing(Callback):
+    def on_train_start(self, *args):
+        torch.randn(1)
+
 class Stopping(Callback):
     def on_train_batch_end(self, trainer, *args):
         trainer.should_stop = True
@@ -155,7 +159,9 @@ trainer.fit({model}(), {loader})
             {"options": "accumulate_grad_batches=2, callbacks=[Stopping()]"},
             ("the end of training, comes between the 2 batches",),
         ),
-        ({"model": "ByHand"}, ("steps with a gradient", "batches_per_step")),
+        ({"options": "callbacks=[Drawing()]"}, ("the loader's seed would come behind that draw",)),
+        ({"options": "reload_dataloaders_every_n_epochs=1"}, ("opens such a loader twice",)),
+        ({"model": "ByHand"}, ("steps with a gradient",)),
     ],
 )
 def test_refused_by_name(tmp_path: Path, changes: dict[str, str], words: tuple[str, ...]) -> None:

@@ -38,6 +38,16 @@ SCRIPTS = {
             nn.init.zeros_(model.module[0].bias)
         print(session.step_index)
         """,
+    "calls": """
+        session.protect(model=model, optimizer=optimizer)
+        def step(batch):
+            optimizer.zero_grad()
+            loss_of(batch).backward()
+            optimizer.step()
+        for batch in session.batches([1], until=1):
+            session.run(step, batch)
+        print(*(call.name for call in session._worker.calls._calls.values()))
+        """,
     "phases": """
         other = torch.optim.AdamW(model.parameters(), lr=0.01)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -190,6 +200,10 @@ def test_phases_steps_and_results(left: dict[str, Left]) -> None:
 
 def test_parameters_may_change_behind_the_step_and_between_phases(left: dict[str, Left]) -> None:
     assert left["parameters"].out.strip() == "2", left["parameters"].err
+
+
+def test_calls_of_steps_are_described_by_variables_of_the_script(left: dict[str, Left]) -> None:
+    assert left["calls"].out.strip() == "step", left["calls"].err
 
 
 def test_a_loop_over_epochs_and_an_iterator_that_cannot_rewind(left: dict[str, Left]) -> None:

@@ -71,6 +71,11 @@ class FrameworkLoop:
         return self._worker.loop.index
 
     @property
+    def continues(self) -> bool:
+        """Return whether this process has taken over a place of the run."""
+        return self._worker.phases.joining.walk is not None
+
+    @property
     def is_real(self) -> bool:
         """Return False in attempts that are always undone: rehearsals and dry steps."""
         return self._worker.phases.is_real

@@ -45,6 +45,7 @@ class LightningSteps:
         self._module = trainer.lightning_module
         self._epoch = trainer.fit_loop.epoch_loop
         self.place: Any = None  # of the trainer
+        self.opened: dict[str, Any] = {}  # random states when the first epoch's loader was opened
         self._last: StartedBatch | None = None  # of the step under way, if this process ran it
 
     def advance(self, fetcher: Any) -> None:
@@ -55,6 +56,7 @@ class LightningSteps:
                 f" {self._trainer.accumulate_grad_batches}: a step has the same number of batches"
                 " throughout a run; no step was lost"
             )
+        self._must_not_have_drawn()
         self._epoch.val_loop.restarting = False
         drawn, _, _ = next(fetcher)
         [group], form = tree_flatten(drawn)
@@ -71,6 +73,18 @@ class LightningSteps:
         call = partial(with_own_forward, self._module, self._run, first, batches[1:], fetcher)
         outputs = self._loop.run(self._module.training_step, call, undo=is_manual)
         self._finish(outputs, self._last or self._last_of(batches))
+
+    def _must_not_have_drawn(self) -> None:
+        """Refuse draws between the opening of the first epoch's loader and its first batch:
+        Lightning's loader draws its seed before them."""
+        opened, self.opened = self.opened, {}
+        if not self._loop.continues and "torch" in random_state.moved(opened):
+            raise UsageError(
+                "on_train_start, or another hook before the first batch, draws from torch's"
+                " generator of the process, and the loader's seed would come behind that draw: draw"
+                " in the module's constructor or in configure_optimizers, or from a generator of"
+                " your own"
+            )
 
     def _last_of(self, batches: list[Any]) -> StartedBatch:
         """Return the last batch of a step in a worker that has its result from another one. Hooks

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from outlast import random_state
 from outlast.errors import UsageError
 from outlast.integrations.framework_loop import (
     UNKNOWN_EPOCHS,
@@ -105,6 +106,8 @@ class OutlastStrategy(_ddp.DDPStrategy):
             set_up()
         finally:
             self._is_training_loader = False
+        if not self.loop.has_begun:
+            self._steps.opened = random_state.snapshot()
 
     # --- the loops ---
 
@@ -112,6 +115,7 @@ class OutlastStrategy(_ddp.DDPStrategy):
         fit = trainer.fit_loop
         if not self.loop.has_begun:
             refuse("Lightning", _unsupported_data(trainer, self._size))
+            _set_up_validation(trainer)
             epochs = fit.max_epochs if fit.max_epochs and fit.max_epochs > 0 else UNKNOWN_EPOCHS
             self._steps.place = LightningPlace(trainer)
             self.loop.begin(epochs, self._steps.place, **self._protected())
@@ -208,6 +212,8 @@ def _unsupported(trainer: Any, size: int) -> list[str]:
         found.append("manual optimization without an optimizer")
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         found.append("val_check_interval as a time: ranks would validate by their clocks")
+    if trainer.reload_dataloaders_every_n_epochs:
+        found.append("reload_dataloaders_every_n_epochs: Lightning opens such a loader twice")
     if trainer.strategy._model_averager is not None:
         found.append("model_averaging_period: replicas differ between averages")
     known = tuple(getattr(_callbacks, name) for name in _KNOWN_CALLBACKS)
@@ -242,6 +248,20 @@ def _unsupported_data(trainer: Any, size: int) -> list[str]:
             f" validation would come between them; choose a multiple of {size}"
         )
     return found
+
+
+def _set_up_validation(trainer: Any) -> None:
+    """Make the validation's loaders now, as the sanity check does: ranks meet then, and the ranks
+    that a replacement worker would meet at its first validation have theirs."""
+    before = random_state.snapshot()
+    if trainer.enable_validation:
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+    if names := sorted(random_state.moved(before)):
+        raise UsageError(
+            f"val_dataloader draws from generators of the process ({', '.join(names)}), which it"
+            " does before training here, since there is no sanity check: draw in a constructor,"
+            " or from a generator of your own"
+        )
 
 
 def _validates_between_steps(trainer: Any, size: int) -> bool:

@@ -160,6 +160,7 @@ trainer = Trainer(
     devices=2,
     max_epochs=options.epochs,
     log_every_n_steps=2,
+    num_sanity_val_steps=2 if options.accumulate == 1 else 0,
     gradient_clip_val=None if options.manual else 1.0,
     accumulate_grad_batches=options.accumulate if not options.manual else 1,
     val_check_interval=3 if options.accumulate == 1 else options.accumulate,

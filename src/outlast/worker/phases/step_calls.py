@@ -6,7 +6,6 @@ each argument are found. A call that cannot be described has no dry step in adva
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-SCRIPT_DEPTH = 3  # frames from `note` to the script: WorkerProcess.run, Session.run, the script
+from outlast.worker.script.value_paths import own_frames
 
 
 class Argument(msgspec.Struct, array_like=True, frozen=True):
@@ -43,7 +42,8 @@ class StepCalls:
         """Describe the first call of `key`, with the loop's first batch."""
         if batch is None or key in self._calls or not isinstance(call, partial):
             return
-        variables = variables_of(sys._getframe(SCRIPT_DEPTH))  # noqa: SLF001
+        frame = next(own_frames(), None)
+        variables = variables_of(frame) if frame is not None else {}
         self._calls[key] = _describe(key, call, batch, variables)
 
     def encode(self) -> bytes:
