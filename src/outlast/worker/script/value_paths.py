@@ -211,20 +211,14 @@ def root_of(frame: types.FrameType) -> Step:
     return "frame", frame.f_code.co_qualname
 
 
+_SHOWN = {"name": "{}", "cell": "{}", "attr": ".{}", "default": "<default {}>", "context": ".get()"}
+
+
 def text(path: Path) -> str:
     """Return the path as in the script's source: `meter.total`, `best (of main())`."""
     (kind, root), *steps = path
-    parts = []
-    for step, name in steps:
-        if step in ("name", "cell"):
-            parts.append(str(name))
-        elif step == "default":
-            parts.append(f"<default {name}>")
-        elif step == "context":
-            parts.append(".get()")
-        else:
-            parts.append(f".{name}" if step == "attr" else f"[{name!r}]")
-    dotted = "".join(parts).removeprefix(".")
+    shown = (_SHOWN.get(step, "[{!r}]").format(name) for step, name in steps)
+    dotted = "".join(shown).removeprefix(".")
     if kind == "process":
         owner = "torch" if root == "torch" else "the environment"
         return f"{owner}'s {steps[-1][1]}"
