@@ -37,20 +37,21 @@ def test_a_child_that_would_be_a_rank_ends_the_run_by_name(
 
 
 @pytest.mark.parametrize(
-    ("deed", "cause"),
+    ("deed", "code", "cause"),
     [
-        ("train in a child", "AdamW.step() in a process that the script has forked"),
+        ("train in a child", 1, "AdamW.step() in a process that the script has forked"),
         pytest.param(
-            *("reduce in a child", "allreduce in a process that the script has forked"),
+            *("reduce in a child", 0, "allreduce in a process that the script has forked"),
             marks=EXTENDED,
         ),
+        pytest.param("train shared weights", 1, "before the vote", marks=EXTENDED),
     ],
 )
 def test_what_a_child_computes_does_not_reach_the_job(
-    tmp_path: Path, deed: str, cause: str
+    tmp_path: Path, deed: str, code: int, cause: str
 ) -> None:
     outcome = Runner(tmp_path, 2).run(script=JOB, job=(f"--do={deed}",))
-    assert cause in outcome.output and "child has ended with 1" in outcome.output
+    assert (outcome.code, cause in outcome.output) == (code, True), outcome.output
 
 
 def test_children_that_end_leave_the_job_alone(tmp_path: Path) -> None:

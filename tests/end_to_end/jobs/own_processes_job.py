@@ -85,8 +85,19 @@ if __name__ == "__main__":
         join(child)
         return train(step)
 
+    def train_shared_weights(step: int) -> None:
+        model.module.share_memory()
+        if (child := os.fork()) == 0:
+            with torch.no_grad():
+                for parameter in model.module.parameters():
+                    parameter += 0.01
+            os._exit(0)
+        join(child)
+        train(step)
+
+    steps = {"fork": train_beside_children, "train shared weights": train_shared_weights}
     for step in session.batches(None, until=8):
-        session.run(train_beside_children if deed == "fork" else train, step)
+        session.run(steps.get(deed, train), step)
     values = [parameter.tolist() for parameter in model.parameters()]
     args.out.mkdir(exist_ok=True)
     (args.out / f"{session.rank}.json").write_text(json.dumps(values))

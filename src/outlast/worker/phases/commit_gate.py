@@ -40,8 +40,14 @@ class CommitGate:
     `vote`: None outside a phase; it returns if the optimizer may step and raises otherwise.
     """
 
-    def __init__(self, is_protected: Callable[[Optimizer], bool]) -> None:
-        self._is_protected = is_protected
+    def __init__(
+        self,
+        is_protected: Callable[[Optimizer], bool],
+        refuse_child: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`refuse_child`: called in a forked child before its step is refused, so that the worker
+        ends with an error as well."""
+        self._is_protected, self._refuse_child = is_protected, refuse_child
         self.vote: VoteHook | None = None
         self.is_undoable = False  # all changes of the phase can be undone: steps need no vote
         self.guarding = False  # True from the first phase on: steps outside phases are errors
@@ -56,7 +62,10 @@ class CommitGate:
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         vote = self.vote
-        if os.getpid() != self._pid and self._is_protected(optimizer):
+        if os.getpid() != self._pid:
+            if not self._is_protected(optimizer):
+                return None  # what it changes in shared memory is found at the vote
+            self._refuse_child()
             raise PhaseError(
                 f"{type(optimizer).__name__}.step() in a process that the script has forked: the"
                 " job would not get what it trains; step in the script's own process, inside"

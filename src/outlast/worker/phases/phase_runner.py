@@ -65,7 +65,7 @@ class PhaseRunner:
         self.script = script
         self._standalone = standalone
         self.protected: ProtectedState | None = None
-        self.gate = commit_gate.CommitGate(self._is_protected)
+        self.gate = commit_gate.CommitGate(self._is_protected, status.page.put_refusal)
         self.joining = CatchUp(status, groups, recovery, timeline, place, self)
         self.step_redo = StepRedo(status, place, self)
         self.on_record: Callable[[], None] = lambda: None
