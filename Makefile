@@ -28,6 +28,7 @@ CONSTRAINTS := constraints.txt
 endif
 
 BIN   := $(VENV)/bin
+FRAMEWORKS := .venv-frameworks
 READY := $(VENV)/.ready
 
 # pyright runs on the Node.js that pip installed and asks no network whether a newer one exists.
@@ -36,7 +37,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-cluster test extended scripts cluster-test cluster-scripts docs gpu conformance flaky check lint format types bench soak judge clean
+.PHONY: help demo demo-cluster test extended frameworks scripts cluster-test cluster-scripts docs gpu conformance flaky check lint format types bench soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
@@ -44,6 +45,7 @@ help:
 	@echo "make test    lint, format, types, and every test"
 	@echo "             TORCH=2.15.0: what touches torch, on that release in an environment of its own"
 	@echo "make extended  more real runs, which 'make test' has no time for"
+	@echo "make frameworks  Lightning, Hugging Face's Trainer and streams of other libraries, which it installs"
 	@echo "make scripts kinds of training scripts, undisturbed and with faults, against plain torchrun"
 	@echo "make cluster-test  hosts as network namespaces, and a real Slurm on them; needs root"
 	@echo "make cluster-scripts  scripts of the catalogue on hosts that lose power, and long races; needs root"
@@ -108,6 +110,20 @@ endif
 extended: $(READY)
 	$(BIN)/python -m pytest --numprocesses=$(TESTERS) --dist=worksteal -m 'extended and not long and not cluster' $(PYTEST)
 
+# An environment over that of the tests, whose packages it sees: torch is installed once.
+$(FRAMEWORKS)/.ready: $(READY) tests/integrations/requirements.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	@$(BIN)/python -c 'import sysconfig; site = sysconfig.get_path("purelib"); \
+	  print(f"import site; site.addsitedir({site!r})")' > $(FRAMEWORKS)/base.pth
+	@mv $(FRAMEWORKS)/base.pth $(FRAMEWORKS)/lib/python*/site-packages/
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	  -r tests/integrations/requirements.txt -c constraints.txt
+	@touch $@
+
+frameworks: $(FRAMEWORKS)/.ready
+	$(FRAMEWORKS)/bin/python -m pytest --numprocesses=$(TESTERS) --dist=worksteal -m 'not long' \
+	  tests/integrations $(PYTEST)
+
 scripts: $(READY)
 	$(BIN)/python -m pytest --numprocesses=$(TESTERS) --dist=worksteal -m 'not long' tests/scripts $(PYTEST)
 
@@ -162,5 +178,5 @@ judge: $(READY)
 	  --work "$$(mktemp -d)/judged" -- $(BIN)/python tests/soak/judged_training.py {out}
 
 clean:
-	rm -rf $(VENV) .venv-torch-* runs dist docs/_build docs/reference/commands .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* $(FRAMEWORKS) runs dist docs/_build docs/reference/commands .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -258,7 +258,10 @@ def test_a_stopped_process_is_blamed_directly() -> None:
     stopped = look(1, 100, letter="T", collectives=20)
     memory, verdict = watch(memory, [look(0, 100), stopped], 101 * S, LIMITS)
     assert verdict == HangVerdict()
-    memory, verdict = watch(memory, [look(0, 110), stopped], 111 * S + 1, LIMITS)
+    quarter_ns = int(LIMITS.hang_floor_s / 4 * S)
+    memory, verdict = watch(memory, [look(0, 103), stopped], 101 * S + quarter_ns, LIMITS)
+    assert verdict == HangVerdict()
+    memory, verdict = watch(memory, [look(0, 103), stopped], 101 * S + quarter_ns + 1, LIMITS)
     assert [(f.kind, f.worker) for f in verdict.suspects] == [("stopped", "w1")]
     memory, verdict = watch(memory, [look(0, 111), stopped], 112 * S, LIMITS)
     assert verdict == HangVerdict()  # said already
@@ -271,9 +274,9 @@ def test_a_stopped_process_is_called_stopped_and_not_hung() -> None:
     """It moved last just before it was first seen stopped: both verdicts come due together."""
     memory, waiting = WorkerHistory(), look(0, 100)
     stopped = look(1, 99.9, letter="T", collectives=16)
-    for now_s in (100, 110, 111):
+    for now_s in (100, 101, 110):
         memory, verdict = watch(memory, [waiting, stopped], now_s * S, LIMITS)
-        assert [fault.kind for fault in verdict.suspects] == ["stopped"] * (now_s == 111)
+        assert [fault.kind for fault in verdict.suspects] == ["stopped"] * (now_s == 110)
 
 
 def test_faults_carry_unix_times() -> None:

@@ -25,7 +25,6 @@ from outlast.text_formatting import duration, percentage, plural
 
 DIGEST = re.compile(r"^parameters sha256 ([0-9a-f]{64})$", re.MULTILINE)
 WORLD, SPARES, STEPS_MIN = 4, 1, 20
-HANG_FLOOR_S = 3.0  # a stopped rank is given up after this; 10 by default, too slow for a demo
 DEADLINE_S = 900.0  # of one training; the whole demo is meant to stay under 240
 FAULTS = (
     (0.2, "kill:rank=2,step={step},phase=backward"),
@@ -78,8 +77,7 @@ def demo(*, run_dir: Path | None = None, steps: int = 150, json: bool = False) -
     for spec in specs:
         console.print(f"  --fault {spec}")
     faults = [argument for spec in specs for argument in ("--fault", spec)]
-    patience = ("--limit", f"hang_floor_s={HANG_FLOOR_S}")
-    _train(disturbed, steps, [f"--spares={SPARES}", *patience, *faults], json=json)
+    _train(disturbed, steps, [f"--spares={SPARES}", *faults], json=json)
     console.rule("2/2  the same training, undisturbed")
     _train(undisturbed, steps, [], json=json)
 
