@@ -41,6 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kill_s: float = 30.0  # SIGKILL -> reaped; after twice this the run ends
     lease_s: float = 10.0  # an agent that cannot renew kills its workers before this
     shared_s: float = 60.0  # without an answer, a request for a shared value is sent again
+    stopped_s: float = 2.5  # SIGSTOP -> the worker is given up
     hang_floor_s: float = 10.0
     hang_ceiling_s: float = 600.0
     hang_factor: float = 8.0  # times the slowest recent phase
@@ -246,8 +247,7 @@ class TemplateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def take_template_settings() -> TemplateSettings:
-    """Return the launcher's settings, and give this process the environment that workers have.
-    Raises ConfigError when the variable is missing or damaged."""
+    """Return the launcher's settings, and take the workers' environment. Raises ConfigError."""
     try:
         settings = msgspec.json.decode(os.environ.pop(TEMPLATE_VARIABLE, ""), type=TemplateSettings)
     except msgspec.DecodeError as error:

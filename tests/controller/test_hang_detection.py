@@ -258,10 +258,10 @@ def test_a_stopped_process_is_blamed_directly() -> None:
     stopped = look(1, 100, letter="T", collectives=20)
     memory, verdict = watch(memory, [look(0, 100), stopped], 101 * S, LIMITS)
     assert verdict == HangVerdict()
-    quarter_ns = int(LIMITS.hang_floor_s / 4 * S)
-    memory, verdict = watch(memory, [look(0, 103), stopped], 101 * S + quarter_ns, LIMITS)
+    limit_ns = int(LIMITS.stopped_s * S)
+    memory, verdict = watch(memory, [look(0, 103), stopped], 101 * S + limit_ns, LIMITS)
     assert verdict == HangVerdict()
-    memory, verdict = watch(memory, [look(0, 103), stopped], 101 * S + quarter_ns + 1, LIMITS)
+    memory, verdict = watch(memory, [look(0, 103), stopped], 101 * S + limit_ns + 1, LIMITS)
     assert [(f.kind, f.worker) for f in verdict.suspects] == [("stopped", "w1")]
     memory, verdict = watch(memory, [look(0, 111), stopped], 112 * S, LIMITS)
     assert verdict == HangVerdict()  # said already

@@ -7,7 +7,7 @@ The timeout of a rank without progress depends on its place and on the other ran
 
 | the rank                               | the others                  | timeout                  |
 |----------------------------------------|-----------------------------|--------------------------|
-| is stopped (SIGSTOP, kernel state T)   | in any state                | a quarter of the floor   |
+| is stopped (SIGSTOP, kernel state T)   | in any state                | `stopped_s`              |
 | waits in a collective or the vote      | all wait at the same place  | phase timeout: all retry |
 |                                        | wait elsewhere, none is out | phase timeout            |
 |                                        | a rank is out of collectives| none: that rank is judged|
@@ -218,13 +218,13 @@ def _excuse(
 def _stopped(
     memory: WorkerHistory, looks: tuple[WorkerObservation, ...], now_ns: int, limits: Limits
 ) -> list[Fault]:
-    """Return faults of processes that the kernel reports as stopped, for a quarter of the floor."""
+    """Return faults of processes that the kernel reports as stopped for too long."""
     faults = []
     for worker in looks:
         since_ns = memory.stopped.get(worker.worker)
         if since_ns is None:
             continue
-        if now_ns - since_ns > int(limits.hang_report_s * _S_NS):
+        if now_ns - since_ns > int(limits.stopped_s * _S_NS):
             still_s = (now_ns - since_ns) / _S_NS
             name = name_of(worker)
             detail = f"{name} has been stopped (state {worker.letter}) for {still_s:.1f} s"

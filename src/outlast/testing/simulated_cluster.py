@@ -84,6 +84,7 @@ class SimCluster:
             shared_s=2,
             attempts_max=self.plan.attempts_max,
             respawns_max=plan.shrinking.respawns_max if plan.shrinking else 400,
+            stopped_s=2,
             hang_floor_s=2,
             hang_ceiling_s=12,
             straggler_wait_s=4,

@@ -103,9 +103,13 @@ class Pair:
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     pair = Pair(tmp_path, monkeypatch)
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and inherited
+    # Ignored under nohup and behind `&`, and inherited.
+    ignored = {
+        each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGHUP, signal.SIGQUIT)
+    }
     yield pair
-    signal.signal(signal.SIGHUP, hangup)
+    for each, handler in ignored.items():
+        signal.signal(each, handler)
     pair.close()
 
 

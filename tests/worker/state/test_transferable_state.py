@@ -37,8 +37,8 @@ def test_state_that_no_worker_could_take_over_is_named_at_protect() -> None:
     place = r"optimizers\.optimizer\.groups\[0\]\.plan is a .*Plan"
     with pytest.raises(ProtectError, match=place):
         ProtectedState({"model": model, "optimizer": optimizer}, {})
-    with pytest.raises(ProtectError, match=r"objects\.notes\[0\] is a .*Plan"):
-        ProtectedState({"notes": [Plan()]}, {})
+    with pytest.raises(ProtectError, match=r"objects\.notes\[0\]\[1\] is a .*Plan"):
+        ProtectedState({"notes": [[1, Plan()]]}, {})
 
 
 def test_state_that_the_first_step_makes_is_looked_at_too() -> None:
