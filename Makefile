@@ -29,6 +29,7 @@ endif
 
 BIN   := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
+COMPARE := .venv-compare
 READY := $(VENV)/.ready
 
 # pyright runs on the Node.js that pip installed and asks no network whether a newer one exists.
@@ -37,7 +38,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # Hundreds of processes import the same files: they are compiled once, whatever this shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-cluster test extended frameworks scripts cluster-test cluster-scripts docs gpu conformance flaky check lint format types bench soak judge clean
+.PHONY: help demo demo-cluster test extended frameworks scripts cluster-test cluster-scripts docs gpu conformance flaky check lint format types bench compare soak judge clean
 
 help:
 	@echo "make demo    train a small GPT while it is killed, stopped and broken; compare with its twin"
@@ -57,6 +58,7 @@ help:
 	@echo "make check   lint, format, types"
 	@echo "make format  put the code into its format"
 	@echo "make bench   recovery, overhead, checkpoints, copies, planning  (BENCH='--repeats 3')"
+	@echo "make compare torchft, NVRx, torchrun with DCP and Outlast, with the same faults (25 minutes)"
 	@echo "make soak    random fault schedules                   (SEEDS=$(SEEDS) simulated, RUNS=$(RUNS) real)"
 	@echo "             and takeovers of the controller          (TAKEOVERS=$(TAKEOVERS) simulated)"
 	@echo "             and SIGKILLs while saving                (KILLS=$(KILLS))"
@@ -162,6 +164,19 @@ bench: $(READY)
 	@missed=0; for each in recovery start chaos overhead audit checkpoint peers plan; do \
 	  $(BIN)/python benchmarks/$$each.py $(BENCH) || missed=1; done; exit $$missed
 
+# NVRx has wheels for newer systems only. On CPUs its Python alone runs, which any system takes.
+$(COMPARE)/.ready: pyproject.toml constraints.txt benchmarks/rivals/requirements.txt
+	$(PYTHON) -m venv $(COMPARE)
+	$(COMPARE)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -e '.[run,figures]' -r benchmarks/rivals/requirements.txt -c constraints.txt
+	$(COMPARE)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps \
+	  --only-binary=:all: --platform manylinux_2_39_x86_64 nvidia-resiliency-ext==0.6.0 --target \
+	  "$$($(COMPARE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@touch $@
+
+compare: $(COMPARE)/.ready
+	$(COMPARE)/bin/python benchmarks/compare.py $(BENCH)
+
 soak: $(READY)
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m outlast.testing.soak --seeds $(SEEDS)
@@ -178,5 +193,5 @@ judge: $(READY)
 	  --work "$$(mktemp -d)/judged" -- $(BIN)/python tests/soak/judged_training.py {out}
 
 clean:
-	rm -rf $(VENV) .venv-torch-* $(FRAMEWORKS) runs dist docs/_build docs/reference/commands .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* $(FRAMEWORKS) $(COMPARE) runs dist docs/_build docs/reference/commands .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
