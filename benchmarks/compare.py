@@ -21,7 +21,7 @@ from rivals.trial import SIGNALS, Fault, Reference, Trial, faults, run_trial
 from outlast import figure_style
 
 OURS = ("Outlast", "Outlast, tuned")
-LIMIT_S = {"": 300.0, "kill": 300.0, "stop": 150.0}
+LIMIT_S = {"": 300.0, "kill": 60.0, "stop": 60.0}
 Trials = dict[str, list[Trial]]
 
 

@@ -207,8 +207,15 @@ def _judge(
     before = [line for line in job.lines if line["rank"] == 0 and not 0 < struck_ns < line["t_ns"]]
     begun = [line["t_ns"] for line in before if line["step"] >= SAVE_EVERY]
     pace_s = (begun[-1] - begun[0]) / 1e9 / (len(begun) - 1) if len(begun) > 1 else math.nan
-    later = [line for line in job.lines if fault and struck_ns and line["t_ns"] > struck_ns]
-    broken = fault.step + 1 if fault else 0
+    known = {(line["rank"], line["step"]) for line in job.lines if line["t_ns"] <= struck_ns}
+    newest = max((step for rank, step in known if fault and rank == fault.rank), default=0)
+    later = [  # without those of another rank that only came a moment later to the same step
+        line
+        for line in job.lines
+        if 0 < struck_ns < line["t_ns"]
+        and ((line["rank"], line["step"]) in known or line["step"] > newest)
+    ]
+    broken = newest + 1
     first = {line["rank"]: line["t_ns"] for line in reversed(later) if line["step"] == broken}
     next_ns = min((line["t_ns"] for line in later), default=0)
     commits = [(line["rank"], line["step"]) for line in job.lines]

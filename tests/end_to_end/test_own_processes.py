@@ -54,6 +54,7 @@ def test_what_a_child_computes_does_not_reach_the_job(
     assert (outcome.code, cause in outcome.output) == (code, True), outcome.output
 
 
+@EXTENDED  # each end of an interpreter takes a second
 def test_children_that_end_leave_the_job_alone(tmp_path: Path) -> None:
     """Forked inside of a step, with and without handlers of an interpreter's end."""
     ends = []
