@@ -143,8 +143,10 @@ def draw(path: Path, systems: list[System], kills: Trials) -> None:
                 axes.plot(known, [place] * len(known), marker, color=colour, alpha=0.8)
         axes.set_yticks(range(len(systems)), [system.name for system in reversed(systems)])
         axes.set_xscale("log")
+        axes.set_xticks([0.2, 0.5, 1, 2, 5, 10], ["0.2", "0.5", "1", "2", "5", "10"])
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("seconds from SIGKILL: | next commit, ● broken step back on all ranks")
-        axes.grid(axis="x", which="both", linewidth=0.3)
+        axes.grid(axis="x", linewidth=0.3)
 
     figure_style.save(path, fill, height_inch=2.8)
 
