@@ -29,7 +29,6 @@ from outlast.worker.script.value_paths import is_own_class
 from outlast.worker.session import Session, start
 from outlast.worker.state.optimizer_state import hyperparameters, put_in_groups
 
-UNKNOWN_EPOCHS = 1 << 31  # a framework that ends by steps has no number of epochs
 _CHANGED_TWICE = 2
 T = TypeVar("T")
 _running: list[str] = []  # the framework of this process

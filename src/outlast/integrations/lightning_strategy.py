@@ -19,7 +19,6 @@ from torch import distributed as dist
 from outlast import random_state
 from outlast.errors import UsageError
 from outlast.integrations.framework_loop import (
-    UNKNOWN_EPOCHS,
     FrameworkLoop,
     LoopLoader,
     import_framework,
@@ -31,6 +30,7 @@ from outlast.integrations.lightning_steps import (
     loggers_of_real_attempts,
     with_own_forward,
 )
+from outlast.worker.batch_loop import ENDLESS
 
 _lightning = import_framework("lightning", (2, 6))
 _ddp = import_framework("lightning", (2, 6)).pytorch.strategies.ddp
@@ -116,7 +116,7 @@ class OutlastStrategy(_ddp.DDPStrategy):
         if not self.loop.has_begun:
             refuse("Lightning", _unsupported_data(trainer, self._size))
             _set_up_validation(trainer)
-            epochs = fit.max_epochs if fit.max_epochs and fit.max_epochs > 0 else UNKNOWN_EPOCHS
+            epochs = fit.max_epochs if fit.max_epochs and fit.max_epochs > 0 else ENDLESS
             self._steps.place = LightningPlace(trainer)
             self.loop.begin(epochs, self._steps.place, **self._protected())
         self.loop.next_epoch()

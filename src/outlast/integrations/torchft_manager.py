@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import parallel
 
 from outlast.errors import StepRefused, UsageError
-from outlast.integrations.framework_loop import UNKNOWN_EPOCHS, FrameworkLoop, refuse
+from outlast.integrations.framework_loop import FrameworkLoop, refuse
 from outlast.integrations.loop_bodies import LoopBody
 from outlast.integrations.torchft_loaders import DataLoader as DataLoader
 from outlast.integrations.torchft_loaders import DistributedSampler as DistributedSampler
@@ -33,6 +33,7 @@ from outlast.integrations.torchft_loaders import (
     why_not_continued,
     why_not_shared,
 )
+from outlast.worker.batch_loop import ENDLESS
 
 set_replica_group()
 _ELSEWHERE = {
@@ -163,7 +164,7 @@ class Manager:
         for number, each in enumerate(schedulers_of(self.optimizer, *self.wrappers)):
             named[f"scheduler{number or ''}"] = each
         self.optimizer.register_step_post_hook(self._stepped)
-        count = UNKNOWN_EPOCHS if epochs is None else epochs
+        count = ENDLESS if epochs is None else epochs
         self.loop.begin(count, ManagerPlace(self), optimizer=self.optimizer, **named)
 
     # --- a step ---

@@ -18,7 +18,8 @@ import torch
 from torch import distributed as dist
 
 from outlast.errors import UsageError
-from outlast.integrations.framework_loop import UNKNOWN_EPOCHS, FrameworkLoop, refuse
+from outlast.integrations.framework_loop import FrameworkLoop, refuse
+from outlast.worker.batch_loop import ENDLESS
 
 _KNOWN = "0.3."
 
@@ -113,7 +114,7 @@ class OutlastTitanTrainer(_titan.Trainer):
         self.checkpointer.load(step=self.config.checkpoint.load_step)
         self._hooks = LayoutHooks(self.model_parts)
         self._hooks.take()
-        self.loop.begin(UNKNOWN_EPOCHS, TitanPlace(self), **self._protected())
+        self.loop.begin(ENDLESS, TitanPlace(self), **self._protected())
         folder = self.config.dump_folder
         with self.config.profiler.build(global_step=self.step, base_folder=folder) as profiler:
             while self.should_continue_training():
@@ -184,10 +185,8 @@ class OutlastTitanTrainer(_titan.Trainer):
         )
         self.checkpointer.maybe_wait_for_staging()
         numbers = loss.item(), float(norm.item()), int(tokens), int(own), self.ntokens_seen
-        for (
-            optimizer
-        ) in self.optimizers:  # the container is itself an Optimizer, which has no state
-            optimizer.step()
+        for each in self.optimizers:  # their container is an Optimizer too, which has no state
+            each.step()
         return numbers
 
     def _report(

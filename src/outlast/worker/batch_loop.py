@@ -35,6 +35,7 @@ _OTHER_LOOP = (
     "the place that is continued is in a loop over {}, and the script now loops over {}: continue"
     " with the loop that the run began with, or start a new run directory"
 )
+ENDLESS = 1 << 31  # epochs of a loop whose script has no number of them
 _TURNS_WATCHED = 2  # epochs at whose beginnings reads of weights are looked for
 _LENGTH_AND_ORDER = msgspec.msgpack.Decoder(tuple[int, ShareOrder])
 
@@ -217,7 +218,8 @@ class BatchLoop:
         walk = self._joining.walk
         again = self._is_first and walk is not None and bool(walk.slot.batch)
         if self._is_first:
-            self._timeline.loop(until, self._turns, source.length)
+            turns = None if self._turns == ENDLESS else self._turns
+            self._timeline.loop(until, turns, source.length)
         self._is_first = False
         if walk is not None and again:
             self._place.head[:] = walk.slot.head

@@ -110,6 +110,7 @@ for epoch in epochs:
     sums.append(float(accelerator.reduce(mean, "mean")))
     accelerator.wait_for_everyone()
     accelerator.save_state(options.out / f"ckpt-{epoch}")
+    accelerator.wait_for_everyone()  # each rank has written its own files
     die("saved", epoch)
 
 digest = hashlib.sha256()
