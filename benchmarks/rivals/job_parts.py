@@ -15,6 +15,9 @@ from torch.nn import functional as F  # noqa: N812 - the field's own name for it
 from torch.utils.data import Dataset
 
 WORDS, CONTEXT, BATCH = 2048, 64, 4
+BLOCK = 20  # steps of a turn, where jobs take turns
+FIRST_GATE = 5  # steps before the first turn, so that saves fall into the middle of each
+TURNS = "turns"  # such a file says that ranks wait; with ".5", that those behind step 5 go on
 
 
 def arguments() -> argparse.Namespace:
@@ -78,6 +81,9 @@ class Record:
             "t_ns": time.monotonic_ns(),
         }
         os.write(self._fd, f"{json.dumps(line)}\n".encode())
+        if step % BLOCK == FIRST_GATE and (self._folder / TURNS).exists():
+            while not (self._folder / f"{TURNS}.{step}").exists():
+                time.sleep(0.01)  # NVRx must see Python at work
 
     def end(self, rank: int, model: nn.Module) -> None:
         """Write down the final weights of `rank`, as one vector."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import random
 import shutil
@@ -44,13 +43,12 @@ class Trial(NamedTuple):
     """What a run left. Times in seconds, None where it never came to that.
 
     `next_commit_s`: from the fault to the next commit of any step by any rank. `regained_s`: until
-    the last rank has committed the step that the fault broke off. `pace_s`: of a
-    step before the fault. `redone`: commits that a rank did again. `end`: what ended the job.
+    the last rank has committed the step that the fault broke off. `redone`: commits that a rank did
+    again. `end`: what ended the job.
     """
 
     next_commit_s: float | None
     regained_s: float | None
-    pace_s: float
     redone: int
     samples_lost: int
     samples_repeated: int
@@ -80,13 +78,15 @@ def faults(kind: str, seed: int, count: int) -> list[Fault]:
     ]
 
 
-class _Job:
+class Job:
     """The processes of a run, and the record of its ranks."""
 
-    def __init__(self, system: System, folder: Path) -> None:
+    def __init__(
+        self, system: System, folder: Path, *, epochs: int = EPOCHS, steps: int = STEPS
+    ) -> None:
         flags = (
-            f"--epochs={EPOCHS}",
-            f"--steps={STEPS}",
+            f"--epochs={epochs}",
+            f"--steps={steps}",
             f"--ranks={RANKS}",
             f"--save-every={SAVE_EVERY}",
         )
@@ -126,6 +126,10 @@ class _Job:
         pairs = zip(self._commands, self._processes, strict=True)
         return [process.poll() for command, process in pairs if command.trains]
 
+    def pids(self) -> list[int]:
+        """Return the processes of all commands."""
+        return [process.pid for process in self._processes]
+
     def stop(self) -> None:
         """End all processes that are left, also those that stand."""
         for sent in (signal.SIGTERM, signal.SIGCONT, signal.SIGKILL):
@@ -145,7 +149,7 @@ def run_trial(
 ) -> tuple[Trial, Reference | None]:
     """Run the job once; return its figures, and what it trained if it ended undisturbed."""
     folder = Path(tempfile.mkdtemp(prefix="outlast-compare-"))
-    job = _Job(system, folder)
+    job = Job(system, folder)
     try:
         struck_ns, end = _watch(job, fault, limit_s)
     finally:
@@ -159,7 +163,7 @@ def run_trial(
     return trial, trained
 
 
-def _watch(job: _Job, fault: Fault | None, limit_s: float) -> tuple[int, str]:
+def _watch(job: Job, fault: Fault | None, limit_s: float) -> tuple[int, str]:
     """Strike when it is time; return when that was, and what ended the job."""
     struck_ns, end_s = 0, time.monotonic() + limit_s
     while True:
@@ -177,7 +181,7 @@ def _watch(job: _Job, fault: Fault | None, limit_s: float) -> tuple[int, str]:
             return struck_ns, f"stopped by hand after {limit_s:.0f} s"
 
 
-def _strike(job: _Job, fault: Fault) -> int:
+def _strike(job: Job, fault: Fault) -> int:
     mine = [line for line in job.lines if line["rank"] == fault.rank]
     if not mine or mine[-1]["step"] < fault.step:
         return 0
@@ -189,7 +193,7 @@ def _strike(job: _Job, fault: Fault) -> int:
     return time.monotonic_ns()
 
 
-def _reference(job: _Job, folder: Path) -> Reference:
+def _reference(job: Job, folder: Path) -> Reference:
     """Return the samples of the history that led to the end, and the weights of a rank."""
     last = {(line["rank"], line["step"]): line["samples"] for line in job.lines}
     weights = torch.load(folder / f"weights.{min(job.ended)}", weights_only=True)
@@ -197,16 +201,13 @@ def _reference(job: _Job, folder: Path) -> Reference:
 
 
 def _judge(
-    job: _Job,
+    job: Job,
     fault: Fault | None,
     struck_ns: int,
     end: str,
     reference: Reference | None,
     trained: Reference | None,
 ) -> Trial:
-    before = [line for line in job.lines if line["rank"] == 0 and not 0 < struck_ns < line["t_ns"]]
-    begun = [line["t_ns"] for line in before if line["step"] >= SAVE_EVERY]
-    pace_s = (begun[-1] - begun[0]) / 1e9 / (len(begun) - 1) if len(begun) > 1 else math.nan
     known = {(line["rank"], line["step"]) for line in job.lines if line["t_ns"] <= struck_ns}
     newest = max((step for rank, step in known if fault and rank == fault.rank), default=0)
     later = [  # without those of another rank that only came a moment later to the same step
@@ -228,7 +229,6 @@ def _judge(
     return Trial(
         (next_ns - struck_ns) / 1e9 if next_ns else None,
         (max(first.values()) - struck_ns) / 1e9 if first else None,
-        pace_s,
         len(commits) - len(set(commits)),
         lost,
         repeated,

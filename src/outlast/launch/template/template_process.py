@@ -163,7 +163,7 @@ class TemplateProcess:
             return "an import wrote to stdout or stderr"
         read = set[str]().union(*(group.read for group in self._groups))
         if read := read.intersection((*frames.PER_WORKER, config.WHOLE_ENVIRONMENT)):
-            return f"an import reads {', '.join(sorted(read))}, which differ between workers"
+            return f"an import reads {', '.join(sorted(read))}, in which workers differ"
         after = _process_state()
         if changed := sorted(name for name in before if before[name] != after[name]):
             return f"an import changed {', '.join(changed)}"
