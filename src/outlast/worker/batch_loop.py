@@ -25,6 +25,7 @@ from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.rank_deal import RankDeal
 from outlast.worker.phases.script_progress import ReplayWalk, ScriptProgress
 from outlast.worker.save_timing import SaveTimer
+from outlast.worker.script.loop_headers import continued
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.script.weight_reads import WeightReads
 from outlast.worker.state import protected_state
@@ -73,6 +74,7 @@ class BatchLoop:
         self._loader: Any = None
         self._turns: int | None = None  # epochs of the script's loop over them
         self._turn = 0  # the current one
+        self._rest = range(0)  # its number and the next ones
         self._has_begun = False  # its loop over batches
         self._is_first = True  # no loop over batches has begun in this process
         self.index = 0  # of the newest batch, in its epoch
@@ -109,7 +111,6 @@ class BatchLoop:
         """Yield the numbers of epochs to the script's loop over them."""
         must_not_nest("session.epochs", self._phases.attempt)
         self._start()
-        self._turns = len(numbers)
         self._script.at_epoch()
         first, resumed = 0, False
         walk = self._joining.walk
@@ -123,18 +124,22 @@ class BatchLoop:
             self._joining.restore_drawn(place["own"])
             protected_state.restore(place["random"], self._phases.generators())
             first, resumed = place["turn"], True
+            numbers = continued(numbers, place.get("rest"), first)
         elif walk is not None and walk.slot.batch:
             raise UsageError(_OTHER_LOOP.format("session.batches alone", "session.epochs"))
 
+        self._turns = first + len(numbers)
+
         def turns() -> Iterator[int]:
-            for self._turn in range(first, len(numbers)):
+            for self._turn in range(first, first + len(numbers)):
+                self._rest = numbers[self._turn - first :]
                 self.pending, self._has_begun, self._newest = False, False, {}
                 again = resumed and self._turn == first
                 if not again:
                     self._place.begin_epoch(self._describe_epoch())
                 if self._turn < _TURNS_WATCHED or (again and walk is not None and walk.slot.batch):
                     self._watch(self._refuse_head)
-                yield numbers[self._turn]
+                yield self._rest[0]
 
         yield from self._until_left(turns())
 
@@ -198,6 +203,7 @@ class BatchLoop:
         """Return a description of the beginning of an epoch."""
         place = {
             "turn": self._turn,
+            "rest": [self._rest.start, self._rest.stop, self._rest.step],
             "step": self._status.step,
             "random": protected_state.capture(self._phases.generators()),
             "own": self._joining.at_draw(),

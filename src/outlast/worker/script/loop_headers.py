@@ -16,6 +16,11 @@ _NAMES = (
     *("accumulate", "batched", "chain", "count", "cycle", "dropwhile", "groupby", "islice"),
     *("pairwise", "takewhile", "tee", "zip_longest"),
 )
+_IN_PLACE = {
+    "enumerate": "number the batches by session.enumerate, or by session.step_index",
+    "islice": "give session.batches the loader itself, and leave the loop by break",
+    "zip": "give session.batches one loader, and count by session.enumerate or session.step_index",
+}
 _KEEPERS = [enumerate, zip, *(getattr(itertools, name, zip) for name in _NAMES)]
 
 
@@ -42,8 +47,24 @@ def refuse_header(refuse: Callable[..., None], name: str) -> None:
     if frame is not None and (keeper := _keeper_in(frame)):
         refuse(
             f"the loop over session.{name} goes through {keeper}(...), which restarts in a"
-            " replacement worker (session.enumerate and session.step_index do not)"
+            " replacement worker",
+            _IN_PLACE.get(keeper, f"give session.{name} the loader itself"),
         )
+
+
+def continued(numbers: range, rest: list[int] | None, turn: int) -> range:
+    """Return the epochs that follow from a place: its number and the next ones of `numbers`, the
+    script's range in this process.
+
+    `rest`: the range from the place's number on in the process that recorded it; None in run
+    directories of old versions. It holds where the script's range begins later, since it begins
+    behind the newest checkpoint of the script's own.
+    """
+    if rest is None:
+        return numbers[turn:]
+    if rest[0] < numbers.start:
+        return range(*rest)
+    return numbers[numbers.index(rest[0]) :] if rest[0] in numbers else range(0)
 
 
 def _refuse_gathering(refuse: Callable[..., None], name: str) -> None:

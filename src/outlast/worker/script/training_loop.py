@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from outlast.data.epoch_order import TicketSampler
+from outlast.random_state import GENERATOR_TYPES
 from outlast.worker.script.bytecode import (
     CodeFlow,
     names_of,
@@ -210,6 +211,7 @@ def candidates(reach: ReachableValues) -> Iterator[tuple[Path, bool]]:
             yield path, False
             continue
         is_mutable = not isinstance(spot.value, _IMMUTABLE) and path[-1][1] in stored.mutated
+        is_mutable |= isinstance(spot.value, GENERATOR_TYPES)  # each use of it may draw
         if is_mutable and spot.saved is not None and len(spot.saved) <= MUTATED_BYTES_MAX:
             yield path, True
 
