@@ -67,6 +67,30 @@ def test_the_changes_are_those_of_the_ported_script(name: str, others: set[str])
     ]
 
 
+TWO_OPTIMIZERS = """
+import torch
+model, optimizers = build()
+first, second = optimizers
+def step(batch):
+    loss = model(batch).sum()
+    loss.backward()
+    opt_first.step()
+    {between}
+    opt_second.step()
+for number, batch in enumerate(islice(loader, 10)):
+    step(batch)
+"""
+
+
+@pytest.mark.parametrize(("between", "count"), [("pass", 0), ("model(batch).sum().backward()", 1)])
+def test_two_optimizers_share_a_phase_if_no_backward_lies_between(between: str, count: int) -> None:
+    found = findings(TWO_OPTIMIZERS.format(between=between))
+    assert sum("second optimizer" in one.reason for one in found) == count
+    afters = {one.after for one in found}
+    assert "session.protect(model=..., optimizer=...)" in afters  # `build` does not show them
+    assert not any("islice" in after for after in afters)  # it would be refused
+
+
 def test_a_trainer_class_is_followed_through_its_methods() -> None:
     found = findings(TRAINER)
     assert {one.after for one in found if one.kind == "change"} == {

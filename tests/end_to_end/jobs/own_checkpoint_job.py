@@ -25,7 +25,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 rng = np.random.default_rng(session.rank)
 start, newest = 0, args.out.with_name("newest.pt")
 if newest.exists():
-    saved = torch.load(newest)
+    saved = torch.load(newest, weights_only=True)
     model.load_state_dict(saved["model"])
     start = saved["epoch"] + 1
 session.protect(model=model, optimizer=optimizer)

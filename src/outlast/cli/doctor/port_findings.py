@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from outlast.cli.doctor.training_script import LOOPS, PROTECTED, Step, TrainingScript, last
+from outlast.cli.doctor.training_script import PROTECTED, Step, TrainingScript, last
 
 _COLLECTIVES = frozenset(
     {
@@ -117,6 +117,9 @@ def _protect(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
     outer = step.loops[-1]
     visible = script.visible(outer)
     found = {one.name: one.text for kind in PROTECTED for one in visible if one.kind == kind}
+    kinds = {one.kind for one in visible}
+    missing = {"module": "model", "optimizer": "optimizer"}  # built where no line shows the kind
+    found |= {name: "..." for kind, name in missing.items() if kind not in kinds}
     given = ", ".join(f"{name}={text}" for name, text in found.items())
     reason = "above this line: what a new worker receives; add whatever else has a state"
     yield _at(script, outer, "change", reason, after=f"session.protect({given})")
@@ -130,6 +133,7 @@ def _loops(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
         if not after:
             reason += " goes through an iterator that another process cannot continue: loop over"
             reason += " session.epochs(COUNT)" if number else " session.batches(loader)"
+            reason += "" if number else ", and leave it by break where it ends early"
         if "session." not in before:
             yield _at(script, loop, "change", reason, before, after)
     for call in script.calls(step.loops[0]) if step.loops else ():
@@ -164,6 +168,8 @@ def _batches(loop: ast.For | ast.While, *, alone: bool) -> str:
         until = ast.unparse(call.args[-1] if len(call.args) < 3 else call)
         return f"for {target} in session.batches(None, until={until}):"
     if isinstance(call, ast.Call) and last(call.func) == "enumerate":
+        if call.args and isinstance(call.args[0], ast.Call):  # of islice(loader, 10), tqdm(loader)
+            return ""
         words = [*map(ast.unparse, call.args), *(ast.unparse(each) for each in call.keywords)]
         return f"for {target} in session.enumerate({', '.join(words)}{ends}):"
     if isinstance(call, ast.Call):
@@ -289,15 +295,21 @@ def _inside(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
             reason = f"the step changes {ast.unparse(node)}: carried, or refused by name"
             yield _at(script, node, "check", reason)
     for other in script.steps[1:]:
-        if any(_contains(one, other.call) for one in body) and not _is_same_step(step, other):
+        if any(_contains(one, other.call) for one in body) and _is_second(script, step, other):
             reason = "a second optimizer steps in the same phase: two phases, or"
             reason += " session.run_with_undo"
             yield _at(script, other.call, "unsafe", reason)
 
 
-def _is_same_step(step: Step, other: Step) -> bool:
-    owner, another = (ast.unparse(each.call.func) for each in (step, other))
-    return owner == another and not isinstance(step.call, LOOPS)
+def _is_second(script: TrainingScript, step: Step, other: Step) -> bool:
+    """Return whether another optimizer steps behind a backward pass of its own. Optimizers that
+    step one behind the other share a vote."""
+    if ast.unparse(step.call.func) == ast.unparse(other.call.func):
+        return False
+    first, second = sorted((step.call.lineno, other.call.lineno))
+    function = script.function_around(step.call)
+    inside = script.calls(function) if function is not None else script.calls(script.tree)
+    return any(last(c.func) == "backward" and first < c.lineno < second for c in inside)
 
 
 def _contains(statement: ast.stmt, node: ast.AST) -> bool:

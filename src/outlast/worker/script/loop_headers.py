@@ -18,7 +18,7 @@ _NAMES = (
 )
 _IN_PLACE = {
     "enumerate": "number the batches by session.enumerate, or by session.step_index",
-    "islice": "give session.batches the loader itself, and leave the loop by break",
+    "islice": "give session.batches the loader itself, and break behind the last step",
     "zip": "give session.batches one loader, and count by session.enumerate or session.step_index",
 }
 _KEEPERS = [enumerate, zip, *(getattr(itertools, name, zip) for name in _NAMES)]
