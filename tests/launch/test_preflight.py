@@ -117,16 +117,26 @@ def test_too_little_memory_is_said_before_anything(
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "is_refused"),
-    [("a.py", "import torch", True), ("a.py", "import outlast", False), ("a.sh", "", False)],
+    ("name", "text", "nodes", "is_refused"),
+    [
+        ("a.py", "import torch", "2:3", True),
+        ("a.py", "import torch", "2", False),
+        ("a.py", "import outlast", "2:3", False),
+        ("a.sh", "", "2:3", False),
+    ],
 )
-def test_an_unmodified_script_on_several_nodes(
-    tmp_path: Path, name: str, text: str, *, is_refused: bool
+def test_spare_nodes_of_an_unmodified_script(
+    tmp_path: Path, name: str, text: str, nodes: str, *, is_refused: bool
 ) -> None:
     (script := tmp_path / name).write_text(text)
-    nodes = ("--nnodes=2", "--rdzv-endpoint=n1:1", f"--run-dir={tmp_path / 'run'}", "--no-python")
+    flags = (
+        f"--nnodes={nodes}",
+        "--rdzv-endpoint=n1:1",
+        f"--run-dir={tmp_path / 'run'}",
+        "--no-python",
+    )
     script.chmod(0o755)
-    plan = torchrun_arguments.parse([*nodes, str(script)])
+    plan = torchrun_arguments.parse([*flags, str(script)])
     if is_refused:
         with pytest.raises(ConfigError, match=r"a\.py does not name outlast.*nothing was started"):
             preflight.check_node(plan)

@@ -15,7 +15,15 @@ from outlast import events
 from outlast.checkpoint.format.manifests import SavePoint
 from outlast.checkpoint.upkeep.durable_targets import DurableTarget
 from outlast.controller.inputs import EndRun
-from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED, OutlastError, RunDirError, StorageError
+from outlast.errors import (
+    EXIT_GAVE_UP,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    ConfigError,
+    OutlastError,
+    RunDirError,
+    StorageError,
+)
 from outlast.launch import preflight, run_directory, start_point, torchrun_arguments
 from outlast.launch.checkpoint_upkeep import CheckpointUpkeep
 from outlast.launch.controller_shell import ControllerShell
@@ -30,6 +38,9 @@ from outlast.launch.run_display import Console, Display, DisplayRecord
 from outlast.launch.run_journal import bars_of
 from outlast.launch.start_point import CheckpointSearch
 from outlast.launch.timed_faults import TimedFaults
+from outlast.launch.torchrun.group_hosts import GroupHosts
+from outlast.launch.torchrun.host_ranks import HostRanks
+from outlast.launch.torchrun.rank_store import RankStore
 from outlast.launch.torchrun.standstill_monitor import StandstillMonitor
 from outlast.launch.torchrun.unmanaged_group import UnmanagedGroup
 from outlast.launch.torchrun_arguments import RunPlan
@@ -96,6 +107,9 @@ class _Launcher:
         self._durable = durable
         self._stops = 0
         self._unmanaged: UnmanagedGroup | None = None
+        self._ranks: HostRanks | None = None  # of the unmanaged group
+        self._hosts: GroupHosts | None = None
+        self._store: RankStore | None = None
         self._over: asyncio.Future[EndRun]
         self._took_over: asyncio.Event
         self._controller: ControllerShell
@@ -146,6 +160,9 @@ class _Launcher:
         )
         parts = (console, strikes, standstill)
         helpers = [asyncio.create_task(part.run()) for part in parts]
+        if plan.agent_store:
+            self._store = RankStore(self._crew.leaders)
+            helpers.append(asyncio.create_task(self._open_store(self._store)))
         with self._signals(loop):
             try:
                 origins = CheckpointSearch(
@@ -178,11 +195,24 @@ class _Launcher:
             finally:
                 for helper in helpers:
                     helper.cancel()
+                if self._hosts:
+                    self._hosts.close()
+                if self._store:
+                    self._store.close()
                 await self._crew.close()
                 patience_s = plan.limits.save_s if done else plan.limits.stop_s
                 await upkeep.close(patience_s, self._over, done=done)
                 console.look()
                 strikes.note_missed(plain=self._unmanaged is not None)
+
+    async def _open_store(self, store: RankStore) -> None:
+        """Open the store of the first attempt, beside the start of its ranks."""
+        try:
+            await store.open(self._crew.master_port)
+        except ConfigError as error:
+            self._over.set_result(
+                EndRun(outcome="gave_up", exit_code=EXIT_USER_ERROR, cause=self._own_fault(error))
+            )
 
     def _is_barred(self, place: SavePoint) -> bool:
         """Return whether an audit has barred a checkpoint."""
@@ -231,12 +261,32 @@ class _Launcher:
         return self._controller.ended.result()
 
     def _take_over(self, exited: WorkerHandle | None = None) -> None:
-        if self._unmanaged is None:
+        if self._ranks is None:
             self._agent.release_workers()
-            self._unmanaged = UnmanagedGroup(self._crew, self._record)
+            plan, crew = self._plan, self._crew
+            self._ranks = HostRanks(crew, self._record, self._call_mixed)
+            self._hosts = GroupHosts(self._ranks, self._store, plan.master_addr, plan.master_port)
+            self._hosts.adopt()
+            self._unmanaged = UnmanagedGroup(plan, self._run_dir, self._hosts, self._record)
             self._took_over.set()
         if exited:
-            self._unmanaged.exited(exited)
+            self._ranks.exited(exited)
+
+    def _call_mixed(self, worker: WorkerHandle) -> None:
+        """End the run because a worker called `init()` after another one had ended without."""
+        fault = events.Fault(
+            kind="exited",
+            detail=(
+                f"rank {worker.seat} called outlast.init() after another rank had ended without:"
+                " all ranks must call it, or none; everything was stopped"
+            ),
+            worker=worker.name,
+            seat=worker.seat,
+            host=self._crew.host,
+            t_ns=self._record.now_ns(),
+        )
+        if self._unmanaged:
+            self._unmanaged.end_mixed(fault)
 
     def _end_standstill(self, reason: str) -> bool:
         if not self._plan.max_restarts:

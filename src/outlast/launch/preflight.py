@@ -14,7 +14,7 @@ from outlast.checkpoint.replicas.replica_sender import BYTES_PER_S_MIN
 from outlast.checkpoint.upkeep.durable_targets import DurableRule, DurableTarget, open_targets
 from outlast.errors import ConfigError, OutlastError, RefusedError
 from outlast.launch.host.worker_environment import free_port
-from outlast.launch.torchrun.worker_commands import names_outlast
+from outlast.launch.torchrun.worker_commands import is_unmodified
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.text_formatting import plural
 
@@ -41,21 +41,23 @@ def check(plan: RunPlan) -> list[DurableTarget]:
 def check_node(plan: RunPlan) -> list[DurableTarget]:
     """Check a host of a run of several nodes; return and raise as `check` does."""
     config.check_torch()
-    _must_name_outlast(plan.script)
+    _check_group(plan)
     check_interface(config.gloo_interface())
     _check_memory(plan.ranks_per_node + plan.spares)
     _check_peer_rate(plan)
     return _targets(plan.durable, Path(plan.run_dir))
 
 
-def _must_name_outlast(script: str) -> None:
-    """Raise ConfigError for a Python file that does not import Outlast: the nodes of a run restart
-    no whole groups, and would take the end of its first rank for a failure."""
-    if script.endswith(".py") and names_outlast(script) is False:
+def _check_group(plan: RunPlan) -> None:
+    """Raise ConfigError for spare nodes of a script that does not name Outlast: torchrun would give
+    them ranks, in a larger world."""
+    if plan.node.spare_nodes and is_unmodified(plan.script):
+        nodes = plan.node.nodes
         raise ConfigError(
-            f"{script} does not name outlast, and unmodified scripts run on one node only; nothing"
-            " was started; start it by torchrun on each node, or call outlast.init() in it (if its"
-            " modules do, write `import outlast` into it)"
+            f"--nnodes {nodes}:{plan.node.total}: {plan.script} does not name outlast, and an"
+            " unmodified script has neither spare nodes nor a world that changes; nothing was"
+            f" started; give --nnodes {nodes}, or call outlast.init() in it (if its modules do,"
+            " write `import outlast` into it)"
         )
 
 

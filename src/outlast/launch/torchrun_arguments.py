@@ -33,7 +33,7 @@ from outlast.launch.policies.policy_needs import JobShape, check_policy
 from outlast.launch.run_directory import RunDir
 from outlast.launch.torch_definitions import TorchDefinitions
 from outlast.launch.torchrun.store_address import read_store_address
-from outlast.launch.torchrun.worker_commands import worker_command
+from outlast.launch.torchrun.worker_commands import may_be_unmodified, worker_command
 from outlast.launch.torchrun.worker_streams import WorkerStreams
 
 # Unsupported torchrun flags, each with its default value.
@@ -69,6 +69,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int  # for scripts that never call init()
     master_addr: str
     master_port: int | None  # None: any free port
+    agent_store: bool = False  # the launcher has the store of MASTER_PORT, not rank 0
     log_dir: str | None
     streams: dict[int, int]  # displayed streams by seat: 1 stdout, 2 stderr, 3 both
     teed: dict[int, int] = {}  # those among them whose lines have the prefix
@@ -137,7 +138,7 @@ def parse(argv: list[str]) -> RunPlan:
     on_disk, in_memory = given.checkpoint_every != 0, given.snapshot_every != 0
     check_policy(given.policy, JobShape(world, spares, on_disk or in_memory, on_disk))
     command, streams = worker_command(given, spares), WorkerStreams.read(given, ranks, world)
-    store = read_store_address(given, node.total)
+    store = read_store_address(given, node.endpoint)
     return RunPlan(
         world=world,
         spares=spares,
@@ -154,6 +155,7 @@ def parse(argv: list[str]) -> RunPlan:
         max_restarts=given.max_restarts,
         master_addr=store.address,
         master_port=store.port,
+        agent_store=store.is_agents and may_be_unmodified(script, node.total),
         log_dir=given.log_dir,
         **streams._asdict(),
         stop_signals=_signals(given.signals_to_handle),

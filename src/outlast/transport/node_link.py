@@ -9,6 +9,19 @@
 |                    |               | and this connection ends                                  |
 | controller's node  | NodeRefused   | the node does not fit; the connection ends                |
 
+The ranks of a script that does not call `outlast.init()` are a group. Its nodes have no agents:
+this connection stays, keyed with the run's token from NodeAccepted on.
+
+| sender             | message       | when                                                      |
+|--------------------|---------------|-----------------------------------------------------------|
+| controller's node  | StartRanks    | an attempt begins, with the port of the group's store     |
+| node               | RankFailed    | a rank has failed, in the order of failures               |
+| controller's node  | EndRanks      | a rank has failed, or a launcher got a signal             |
+| node               | RanksEnded    | all ranks of an attempt have ended                        |
+| node               | SignalTaken   | its launcher got a signal                                 |
+| controller's node  | GroupEnded    | the run has ended; the connection ends                    |
+| both               | NodeBeat      | four times a lease                                        |
+
 With TLS, all of it is inside TLS, but for the refusal of a node that does not use it. A frame is
 `magic(4) | length(4, big endian) | tag(16) | payload(length)` as in `channel`, with another magic;
 its tag is keyed with the users' token.
@@ -24,6 +37,7 @@ import struct
 import msgspec
 
 from outlast.errors import WireError
+from outlast.events import Fault
 from outlast.transport.socket_stream import SocketStream
 from outlast.transport.tls import reason_of
 
@@ -84,7 +98,54 @@ class NodeRefused(NodeMessage, frozen=True):
     reason: str
 
 
-AnyNodeMessage = NodeHello | NodeChallenge | NodeReply | NodeAccepted | NodeRefused
+class StartRanks(NodeMessage, frozen=True):
+    """Start of all ranks of a node, whose store is at `port` of MASTER_ADDR."""
+
+    attempt: int
+    port: int
+
+
+class RankFailed(NodeMessage, frozen=True):
+    """Failure of a rank."""
+
+    attempt: int
+    fault: Fault
+
+
+class RanksEnded(NodeMessage, frozen=True):
+    """End of all ranks of a node."""
+
+    attempt: int
+
+
+class EndRanks(NodeMessage, frozen=True):
+    """Request to end all ranks of a node by a signal."""
+
+    attempt: int
+    signal: int
+
+
+class SignalTaken(NodeMessage, frozen=True):
+    """Signal to a node's launcher."""
+
+    signal: int
+
+
+class GroupEnded(NodeMessage, frozen=True):
+    """End of a run, and its cause in words."""
+
+    outcome: str
+    exit_code: int
+    cause: str
+
+
+class NodeBeat(NodeMessage, frozen=True):
+    """Sign of life."""
+
+
+MeetingMessage = NodeHello | NodeChallenge | NodeReply | NodeAccepted | NodeRefused
+GroupMessage = StartRanks | RankFailed | RanksEnded | EndRanks | SignalTaken | GroupEnded | NodeBeat
+AnyNodeMessage = MeetingMessage | GroupMessage
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyNodeMessage] = msgspec.msgpack.Decoder(AnyNodeMessage)
@@ -142,6 +203,10 @@ class NodeLink:
         payload = _encoder.encode(message)
         head = HEADER.pack(MAGIC, len(payload), _tag(self._key, payload))
         self._stream.write(head + payload)
+
+    def use_key(self, key: bytes) -> None:
+        """Key all later frames, in both directions, with another token."""
+        self._key = key
 
     async def close(self, within_s: float = 5.0) -> None:
         """Send what is queued, for at most `within_s`, and close the connection."""

@@ -59,7 +59,7 @@ def test_the_endpoint_may_have_torchruns_static_form(script: str) -> None:
     flags = ("--rdzv-endpoint", "", "--master-addr", "n1", "--node-rank", "1")
     assert plan(script, *flags).node.endpoint == "n1:29500"
     found = plan(script, *flags, "--master-port", "7000")
-    assert (found.node.endpoint, found.node.node_rank, found.master_port) == ("n1:7000", 1, None)
+    assert (found.node.endpoint, found.node.node_rank, found.master_port) == ("n1:7000", 1, 7000)
 
 
 def test_variables_of_torchrun_count(script: str, monkeypatch: pytest.MonkeyPatch) -> None:

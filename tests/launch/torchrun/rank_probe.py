@@ -52,6 +52,11 @@ if act == "restart" and attempt < 2:
         wait_for(f"{attempt}-0-ready")
         sys.exit(5)
     signal.pause()
+if act == "restart all" and attempt < 2:
+    say(f"{name}-ready")
+    for other in range(int(os.environ["WORLD_SIZE"])):
+        wait_for(f"{attempt}-{other}-ready")
+    sys.exit(5)
 if act == "fail" and rank == 1:
     wait_for(f"{attempt}-0-ready")
     sys.exit(5)

@@ -22,7 +22,7 @@ EXTENDED = pytest.mark.extended
 PROBE = Path(__file__).with_name("rank_probe.py")
 LAUNCHERS = ("torch.distributed.run", "outlast")
 # What differs on purpose: docs/unmodified-scripts.md.
-OURS = {"OUTLAST_WORKER", "OUTLAST_FAMILY", "PYTHONHASHSEED", "TORCHELASTIC_USE_AGENT_STORE"}
+OURS = {"OUTLAST_WORKER", "OUTLAST_FAMILY", "PYTHONHASHSEED"}
 # MASTER_ADDR is this host either way: torchrun takes its full name, which may not resolve.
 HOSTS = ("MASTER_ADDR", "TORCHELASTIC_RUN_ID")
 CHOSEN = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "PROBE"}

@@ -63,7 +63,7 @@ def common_environment(plan: RunPlan) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": plan.run_id,
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(plan.stop_signals),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": str(plan.agent_store),
     }
     defaults = {"PYTHONHASHSEED": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if plan.world > 1:

@@ -135,7 +135,22 @@ async def join(
     folders: Sequence[Path] = (),
     live: LiveRun | None = None,
 ) -> tuple[str, NodeAccepted]:
-    """Take part in the meeting; return this host's address and this node's place in the run.
+    """Take part in the meeting; return this host's address and this node's place in the run, as
+    `join_group` does, and close the connection."""
+    link, answer = await join_group(identity, run_dir, timeout_s, note, folders, live)
+    await link.close()
+    return link.address, answer
+
+
+async def join_group(
+    identity: NodeIdentity,
+    run_dir: Path,
+    timeout_s: float,
+    note: Callable[[str], None],
+    folders: Sequence[Path] = (),
+    live: LiveRun | None = None,
+) -> tuple[NodeLink, NodeAccepted]:
+    """Take part in the meeting; return its connection, and this node's place in the run.
     `folders`: see NodeMeeting.
 
     `live`: where to look for a run that has begun. Raises ConfigError or RunDirError that names
@@ -175,10 +190,9 @@ async def join(
             f"{identity.host}: the endpoint {host}:{port} is another program's ({error}); nothing"
             " was started; choose another port"
         ) from None
-    address = link.address
-    await link.close()
     if isinstance(answer, NodeAccepted) and answer.hello_nonce == hello.nonce:
-        return address, answer
+        return link, answer
+    await link.close()
     if isinstance(answer, NodeRefused):
         kind = RunDirError if "run directory" in answer.reason else ConfigError
         raise kind(

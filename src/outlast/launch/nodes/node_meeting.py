@@ -133,8 +133,10 @@ class NodeMeeting:
             raise self.listener.error(error, timeout_s) from error
         await self.listener.open(timeout_s)
 
-    async def accept(self, seats: list[NodeSeat], place: RunPlace, run_nonce: bytes) -> None:
-        """Let all nodes begin, and close the connections."""
+    async def accept(
+        self, seats: list[NodeSeat], place: RunPlace, run_nonce: bytes, *, keep: bool = False
+    ) -> None:
+        """Let all nodes begin, and close the connections, or `keep` them."""
         hosts = tuple(seat.host for seat in seats)
         domains = tuple(seat.hello.domain for seat in seats)
         for seat in seats:
@@ -154,7 +156,7 @@ class NodeMeeting:
                     run_nonce=run_nonce,
                 )
             )
-        await self._end()
+        await self._end(keep=keep)
 
     async def refuse_all(self, reason: str) -> None:
         """Send a refusal to all nodes, and close the connections."""
@@ -163,13 +165,14 @@ class NodeMeeting:
                 seat.link.send(NodeRefused(reason=reason))
         await self._end()
 
-    async def _end(self) -> None:
+    async def _end(self, *, keep: bool = False) -> None:
         self._is_over = True
         for directory in self._folders:
             with contextlib.suppress(OSError):
                 (directory / PROOF).unlink(missing_ok=True)
         links = [seat.link for seat in self._seats.values() if seat.link]
-        await asyncio.gather(*(link.close() for link in links))
+        if not keep:
+            await asyncio.gather(*(link.close() for link in links))
         self.listener.close()
 
     def _missing(self, timeout_s: float) -> str:

@@ -15,22 +15,27 @@ from outlast import events
 from outlast.checkpoint.upkeep.durable_targets import DurableTarget
 from outlast.errors import OutlastError
 from outlast.launch import preflight, run_directory, start_point, torchrun_arguments
+from outlast.launch.host.worker_environment import free_port
 from outlast.launch.nodes import node_facts, node_joining, own_directories
 from outlast.launch.nodes.controller_tenure import NodeSetting, take_term
 from outlast.launch.nodes.endpoint_listener import NONCE_BYTES
 from outlast.launch.nodes.node_joining import LiveRun, open_journal_copies, open_ledger
-from outlast.launch.nodes.node_meeting import NodeMeeting
+from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
+from outlast.launch.nodes.own_directories import OwnDirectories
 from outlast.launch.nodes.run_node import FirstTerm, NodeEnd, RunNode
 from outlast.launch.run_directory import RunDir
 from outlast.launch.run_display import Display, DisplayRecord
 from outlast.launch.run_journal import bars_of
 from outlast.launch.terms.journal_copies import fetch_journals
 from outlast.launch.terms.term_store import TermStore
+from outlast.launch.torchrun.group_node import GroupNode, GroupSeat
+from outlast.launch.torchrun.worker_commands import is_unmodified
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock, EventWriter
 from outlast.transport.node_link import run_token
 
 SHOW = Callable[[Path], Display]
+_SHARED = OwnDirectories(None, "an unmodified script needs the one of all nodes")
 
 
 class NodeEntry(NamedTuple):
@@ -62,8 +67,10 @@ def serve(plan: RunPlan, show: SHOW) -> NodeEnd:
             run_dir.lock_fds += (lock_fd,)
             identity = identity._replace(node_rank=0)
             entry = NodeEntry(plan, identity, durable, live)
-            return asyncio.run(_begin(entry, run_dir, show))
-        return asyncio.run(_take_part(NodeEntry(plan, identity, durable, live), lock_fd, show))
+            begin = _begin_group if is_unmodified(plan.script) else _begin
+            return asyncio.run(begin(entry, run_dir, show))
+        take_part = _take_part_in_group if is_unmodified(plan.script) else _take_part
+        return asyncio.run(take_part(NodeEntry(plan, identity, durable, live), lock_fd, show))
 
 
 async def _begin(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd:
@@ -78,19 +85,10 @@ async def _begin(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd:
     meeting = NodeMeeting(
         identity, run_dir.path, plan.node, tell, own_directories.folders_of(durable), own
     )
-    tell(
-        f"waiting for {plan.node.total} nodes at {identity.endpoint[0]}:{identity.endpoint[1]}"
-        f" for at most {plan.limits.hello_s:g} s"
-    )
     try:
-        seats = await meeting.gather(plan.limits.hello_s)
+        seats = await _gather(meeting, entry, tell)
         address = meeting.address
         node_facts.choose_interface(address)
-        places = (
-            f"{seat.host} in {seat.hello.domain}" if seat.hello.domain else seat.host
-            for seat in seats
-        )
-        tell(f"all nodes are there: {', '.join(places)}")
         stores = [target.store for target in durable]
         notes = start_point.adopt_job(run_dir, stores)
         runs = ((seat.host, seat.hello.run) for seat in seats if seat.link)
@@ -109,7 +107,7 @@ async def _begin(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd:
     nonce = secrets.token_bytes(NONCE_BYTES)
     hosts = tuple(seat.host for seat in seats)
     token = run_token(identity.key, nonce)
-    plan = replace(plan, master_addr=address)
+    plan = replace(plan, master_addr=address, master_port=None)
     domains = tuple(seat.hello.domain for seat in seats)
     setting = NodeSetting(
         plan,
@@ -132,6 +130,96 @@ async def _begin(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd:
         record.run_started(plan, run_dir, checkpoint, notes + more)
         node = RunNode(setting, run_dir, record, clock)
         return await node.lead(FirstTerm(meeting, seats), checkpoint)
+    finally:
+        record.close()
+
+
+async def _gather(
+    meeting: NodeMeeting, entry: NodeEntry, tell: Callable[[str], None]
+) -> list[NodeSeat]:
+    """Return all nodes in the order of their ranks, once they are there. Raises ConfigError."""
+    plan, (host, port) = entry.plan, entry.identity.endpoint
+    hello_s = plan.limits.hello_s
+    tell(f"waiting for {plan.node.total} nodes at {host}:{port} for at most {hello_s:g} s")
+    seats = await meeting.gather(hello_s)
+    places = (
+        f"{seat.host} in {seat.hello.domain}" if seat.hello.domain else seat.host for seat in seats
+    )
+    tell(f"all nodes are there: {', '.join(places)}")
+    return seats
+
+
+async def _begin_group(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd:
+    """Gather the nodes of a script that calls no `init()`, and decide for their ranks."""
+    plan, identity, durable, _ = entry
+    clock, display = EventClock(), show(run_dir.path)
+
+    def tell(text: str) -> None:
+        display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
+
+    meeting = NodeMeeting(
+        identity, run_dir.path, plan.node, tell, own_directories.folders_of(durable), _SHARED
+    )
+    try:
+        seats = await _gather(meeting, entry, tell)
+    except OutlastError:
+        display.close()
+        raise
+    job, port = run_dir.job, plan.master_port
+    if port is None:  # not of a static rendezvous: torchrun's agents choose the address, too
+        address = meeting.address
+        plan = replace(plan, master_addr=address, master_port=free_port(address))
+    nonce, name = secrets.token_bytes(NONCE_BYTES), f"launcher{job.term:06d}"
+    writer = EventWriter(run_dir.room("events"), name, clock, in_thread=True)
+    record = DisplayRecord(writer, display)
+    try:
+        record.run_started(plan, run_dir, None, [])
+        token = run_token(identity.key, nonce)
+        hosts = tuple(seat.host for seat in seats)
+        seat = GroupSeat(plan, identity.host, meeting.address, token, hosts)
+        node = GroupNode(seat, run_dir, record, clock)
+        here, store_port = identity.endpoint, plan.master_port or 0
+        place = RunPlace(job.run, job.term, here, plan.master_addr, store_port)
+        await meeting.accept(seats, place, nonce, keep=True)
+        links = [(one.host, one.link) for one in seats if one.link]
+        for _, link in links:
+            link.use_key(token)
+        end = await node.lead(port, links)
+        record.run_ended(end)
+        return NodeEnd(end, leads=True)
+    finally:
+        record.close()
+
+
+async def _take_part_in_group(entry: NodeEntry, lock_fd: int, show: SHOW) -> NodeEnd:
+    """Start and end ranks of a script that calls no `init()`, for the node that decides."""
+    plan, identity, durable, live = entry
+    path, clock = Path(plan.run_dir), EventClock()
+    display = show(path)
+
+    def tell(text: str) -> None:
+        display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
+
+    try:
+        link, place = await node_joining.join_group(
+            identity, path, plan.limits.hello_s, tell, own_directories.folders_of(durable), live
+        )
+    except BaseException:
+        display.close()
+        raise
+    token = run_token(identity.key, place.run_nonce)
+    link.use_key(token)
+    if plan.master_port is None:
+        plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
+    run_dir = own_directories.place_of(plan, place, lock_fd)
+    run_directory.place_logs(run_dir, plan.log_dir, plan.run_id)
+    name = f"agent-{identity.host}-{place.term:06d}"
+    writer = EventWriter(run_dir.room("events"), name, clock, in_thread=True)
+    record = DisplayRecord(writer, display)
+    try:
+        seat = GroupSeat(plan, identity.host, link.address, token, place.hosts)
+        node = GroupNode(seat, run_dir, record, clock)
+        return NodeEnd(await node.follow(place.hosts[0], link), leads=False)
     finally:
         record.close()
 

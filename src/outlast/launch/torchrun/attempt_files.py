@@ -21,7 +21,7 @@ def link_attempt(logs: Path, attempt: int, workers: Iterable[WorkerHandle]) -> N
     Raises OSError. Links of an earlier launcher in the same directory are replaced.
     """
     folder = logs / f"attempt_{attempt}"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for worker in workers:
         link = folder / str(worker.local_rank)
         link.unlink(missing_ok=True)

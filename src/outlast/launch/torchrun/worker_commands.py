@@ -69,6 +69,17 @@ def names_outlast(script: str) -> bool | None:
         return None
 
 
+def is_unmodified(script: str) -> bool:
+    """Return whether a script is a Python file that does not name Outlast. Several nodes start it
+    as a group, and a script that is not read as one that calls ``outlast.init()``."""
+    return script.endswith(".py") and names_outlast(script) is False
+
+
+def may_be_unmodified(script: str, nodes: int) -> bool:
+    """Return whether a script may turn out not to call ``outlast.init()``."""
+    return is_unmodified(script) if nodes > 1 else not names_outlast(script)
+
+
 def can_be_forked(command: tuple[str, ...]) -> bool:
     """Return whether all workers run one Python file or module by the same command."""
     is_python = command[1:2] == ("-u",) and command[2] != "-c"

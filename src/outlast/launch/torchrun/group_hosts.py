@@ -1,0 +1,207 @@
+"""Ranks of a group on all of its hosts, as one set: this host's, and those behind connections."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from outlast import events
+from outlast.errors import ConfigError, WireError
+from outlast.launch.host.worker_environment import free_port
+from outlast.launch.torchrun.host_ranks import HostRanks
+from outlast.launch.torchrun.rank_store import RankStore
+from outlast.transport.node_link import (
+    AnyNodeMessage,
+    EndRanks,
+    GroupEnded,
+    NodeBeat,
+    NodeLink,
+    RankFailed,
+    RanksEnded,
+    SignalTaken,
+    StartRanks,
+)
+
+BEATS = 4  # in a lease
+END_S = 10.0  # beyond `stop_s`: for a host to answer that its ranks have ended
+
+
+class BeatingLink:
+    """Connection between two nodes of a group, which ends if the peer gives no sign of life for a
+    lease. A stall of this process counts as one beat."""
+
+    def __init__(self, host: str, link: NodeLink, lease_s: float) -> None:
+        self.host, self.link = host, link
+        self._period_s = lease_s / BEATS
+        self._missed = 0
+        self._received: asyncio.Queue[AnyNodeMessage | None] = asyncio.Queue()
+        self._tasks = [asyncio.create_task(part) for part in (self._beat(), self._read())]
+
+    async def receive(self) -> AnyNodeMessage | None:
+        """Return the next message but beats, or None at the end of the connection."""
+        return await self._received.get()
+
+    async def _read(self) -> None:
+        message: AnyNodeMessage | None = NodeBeat()
+        while message:
+            try:
+                message = await self.link.receive()
+            except WireError:
+                message = None
+            self._missed = 0
+            if not isinstance(message, NodeBeat):
+                self._received.put_nowait(message)
+
+    async def _beat(self) -> None:
+        while self._missed <= BEATS:
+            self.link.send(NodeBeat())
+            await asyncio.sleep(self._period_s)
+            self._missed += 1
+        await self.link.close(0.0)
+
+    async def close(self) -> None:
+        """Send what is queued, and end the connection."""
+        for task in self._tasks:
+            task.cancel()
+        await self.link.close()
+
+
+class GroupHosts:
+    """Ranks on this host and on those of `links`. `on_signal` is called for a signal to another
+    host's launcher; `port`: MASTER_PORT, or None for a free one at each attempt."""
+
+    def __init__(
+        self,
+        ranks: HostRanks,
+        store: RankStore | None,
+        address: str,
+        port: int | None,
+        links: Sequence[BeatingLink] = (),
+    ) -> None:
+        self._ranks, self._store = ranks, store
+        self._address, self._port, self._links = address, port, links
+        self._attempt, self.started_s = 0, ranks.started_s
+        self._lost: list[str] = []  # hosts
+        self._running: set[str] = set()  # hosts whose ranks have not ended; "" is this one
+        self._changed = asyncio.Event()  # of `_running`
+        self._failures: asyncio.Queue[events.Fault | Exception | str] = asyncio.Queue()
+        self.on_signal: Callable[[signal.Signals, str], None] = lambda _number, _host: None
+        self._following = [asyncio.create_task(self._follow(link)) for link in links]
+        self._local: asyncio.Task[None] | None = None
+
+    def adopt(self) -> None:
+        """Take this host's ranks as those of attempt 0, which run already."""
+        self._running = {""}
+        self._local = asyncio.create_task(self._follow_local())
+
+    async def start(self, attempt: int) -> events.Fault | None:
+        """Start all ranks, with a new store; return a fault if that fails."""
+        self._attempt, self.started_s = attempt, time.monotonic()
+        try:
+            port = self._port or 0
+            if self._store:
+                port = await self._store.open(port)
+            port = port or free_port(self._address)
+        except (ConfigError, OSError) as error:
+            return events.Fault(kind="exited", detail=str(error))
+        self._running = {"", *(link.host for link in self._links)}
+        for link in self._links:
+            link.link.send(StartRanks(attempt=attempt, port=port))
+        if fault := await self._ranks.start(attempt, port):
+            return fault
+        self._local = asyncio.create_task(self._follow_local())
+        return None
+
+    async def next_failure(self) -> events.Fault | None:
+        """Return the next failure, or None once all ranks have ended; it may be cancelled."""
+        while True:
+            found = await self._failures.get()
+            if isinstance(found, Exception):
+                raise found
+            if isinstance(found, events.Fault):
+                return found
+            if not self._running and self._failures.empty():
+                return None
+
+    async def end(self, number: signal.Signals) -> None:
+        """Send a signal to all ranks, and SIGKILL after ``stop_s``; return when all are dead, or
+        their host is lost."""
+        if self._local:
+            self._local.cancel()
+        for link in self._links:
+            link.link.send(EndRanks(attempt=self._attempt, signal=number))
+        begun_s = time.monotonic()
+        await self._ranks.end(number)
+        self._end_of("")
+        while self._running:
+            self._changed.clear()
+            rest_s = begun_s + self._ranks.stop_s + END_S - time.monotonic()
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.0, rest_s))
+            except TimeoutError:
+                for host in list(self._running):
+                    self._lose(host, "did not end its ranks in time")
+        while not self._failures.empty():
+            if isinstance(error := self._failures.get_nowait(), Exception):
+                raise error
+
+    def end_hang(self, reason: str) -> bool:
+        """End the attempt of a group that hangs; return False if no rank runs here."""
+        return self._ranks.end_hang(reason)
+
+    def obstacle(self) -> str:
+        """Return why the ranks cannot be started again; "" if they can."""
+        return f"{' and '.join(self._lost)} is lost" if self._lost else ""
+
+    async def tell(self, end: GroupEnded) -> None:
+        """Tell the other hosts how the run has ended, and close the connections."""
+        for link in self._links:
+            link.link.send(end)
+        await asyncio.gather(*(link.close() for link in self._links))
+
+    def close(self) -> None:
+        """Follow no ranks any more."""
+        for task in (*self._following, *filter(None, [self._local])):
+            task.cancel()
+        self._ranks.close()
+
+    # --- failures -------------------------------------------------------------------------
+
+    async def _follow_local(self) -> None:
+        try:
+            while fault := await self._ranks.next_failure():
+                self._failures.put_nowait(fault)
+            self._end_of("")
+        except Exception as error:  # noqa: BLE001 - raised again by `next_failure`
+            self._failures.put_nowait(error)
+
+    async def _follow(self, link: BeatingLink) -> None:
+        while message := await link.receive():
+            match message:
+                case RankFailed() if message.attempt == self._attempt:
+                    self._failures.put_nowait(message.fault)
+                case RanksEnded() if message.attempt == self._attempt:
+                    self._end_of(link.host)
+                case SignalTaken():
+                    self.on_signal(signal.Signals(message.signal), link.host)
+                case _:
+                    pass  # of an earlier attempt
+        self._lose(link.host, "has ended, or gives no sign of life")
+
+    def _end_of(self, host: str) -> None:
+        """Note that all ranks of a host have ended."""
+        self._running.discard(host)
+        self._failures.put_nowait(host)
+        self._changed.set()
+
+    def _lose(self, host: str, why: str) -> None:
+        """Note a lost host: a failure, unless its ranks had ended."""
+        if host in self._lost:
+            return
+        self._lost.append(host)
+        if host in self._running:
+            detail = f"the launcher of {host} {why}; its ranks end with it"
+            self._failures.put_nowait(events.Fault(kind="agent_lost", detail=detail, host=host))
+            self._end_of(host)

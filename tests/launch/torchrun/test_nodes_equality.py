@@ -1,0 +1,229 @@
+"""An unmodified script on two nodes, which have host names of their own on this machine: beside
+torchrun where it has an answer, and where it has none (a failure on one node alone)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.launch.torchrun.test_torchrun_equality import (
+    EXTENDED,
+    PROBE,
+    TWO,
+    Launched,
+    Pair,
+    assert_equal,
+    free_port,
+    pair,
+)
+
+__all__ = ["pair"]  # the fixture
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("unshare") is None, reason="host names need root"
+    ),
+]
+FRAME = "-" * 72
+
+
+class Nodes:
+    """Two launchers of one run."""
+
+    def __init__(self, pair: Pair, launcher: str = "outlast") -> None:
+        self.pair, self.launcher = pair, launcher
+        self.root = pair.tmp_path / launcher
+        self.root.mkdir()
+        self.port = str(free_port())
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, *args: str, act: str = "", backend: str = "static") -> None:
+        token = self.pair.tmp_path / "token"
+        token.write_text("0123456789abcdef")
+        for rank in range(2):
+            name = f"hostname node{rank} && exec "
+            flags = ["--nnodes=2", f"--node-rank={rank}", f"--rdzv-endpoint=localhost:{self.port}"]
+            flags += [] if backend == "static" else [f"--rdzv-backend={backend}"]
+            ours = ["run", f"--run-dir={self.pair.tmp_path / 'run'}", f"--token-file={token}"]
+            python = [shutil.which("python") or "python", "-m", self.launcher]
+            command = [*python, *(ours if self.launcher == "outlast" else []), *flags, *args]
+            self.running.append(
+                subprocess.Popen(
+                    ["unshare", "-u", "sh", "-c", f'{name}"$@"', "sh", *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=PROBE.parent,
+                    env={**os.environ, "PROBE": str(self.root), "ACT": act},
+                )
+            )
+        self.pair.running += self.running
+
+    def wait_for(self, *words: str) -> None:
+        until_s = time.monotonic() + 60
+        while not all((self.root / word).exists() for word in words):
+            assert time.monotonic() < until_s, [one.poll() for one in self.running]
+            threading.Event().wait(0.01)
+
+    def end(self) -> list[Launched]:
+        """Return the runs of both nodes, with the records of all ranks."""
+        outputs = [one.communicate(timeout=120) for one in self.running]
+        self.pair.running.clear()
+        return [
+            Launched(self.root, one.returncode, *output)
+            for one, output in zip(self.running, outputs, strict=True)
+        ]
+
+    def run(self, *args: str, act: str = "", backend: str = "static") -> list[Launched]:
+        self.start(*args, act=act, backend=backend)
+        return self.end()
+
+    def script(self, text: str) -> str:
+        """Return the path of a script with some names."""
+        path = self.pair.tmp_path / "script.py"
+        path.write_text(
+            "import os, signal, sys, time\nfrom pathlib import Path\n"
+            "rank, attempt = int(os.environ['RANK']), int(os.environ['TORCHELASTIC_RESTART_COUNT'])"
+            "\nroot = Path(os.environ['PROBE'])\n"
+            "def say(word): (root / word).write_text(str(os.getpid()))\n"
+            "say(f'{attempt}-{rank}')\n"
+            "while not all((root / f'{attempt}-{each}').exists() for each in range(4)):\n"
+            f"    time.sleep(0.01)\n{text}\n"
+        )
+        return str(path)
+
+    @property
+    def words(self) -> set[str]:
+        return {path.name for path in self.root.iterdir()}
+
+
+def is_dead(pid_file: Path) -> bool:
+    return not Path("/proc", pid_file.read_text()).exists()
+
+
+@EXTENDED
+@pytest.mark.parametrize(
+    ("backend", "act", "free"),
+    [
+        ("static", "", ()),
+        ("c10d", "", ("MASTER_ADDR",)),
+        ("static", "restart all", ()),
+        ("static", "env://", ()),
+    ],
+)
+def test_ranks_of_both_nodes_find_the_same(
+    pair: Pair, backend: str, act: str, free: tuple[str, ...]
+) -> None:
+    flags = (*TWO, "--rdzv-id=77", "--max-restarts=2", PROBE.name, "--lr=0.1")
+    theirs, ours = (
+        Nodes(pair, launcher).run(*flags, act=act, backend=backend)
+        for launcher in ("torch.distributed.run", "outlast")
+    )
+    ports = {}
+    for runs in (theirs, ours):
+        for path in runs[0].root.glob("*.json"):  # a port is free for one of the two launchers
+            port = json.loads(path.read_text())["environment"]["MASTER_PORT"]
+            ports.setdefault(runs[0].root.name, set()).add(port)
+    for their, our in zip(theirs, ours, strict=True):
+        assert_equal(their, our, *free)
+    attempts = 3 if act == "restart all" else 1
+    assert len(ours[0].records) == 4 * attempts
+    assert len(ports["outlast"]) == 1, "all nodes know one store"
+
+
+def test_a_failure_on_one_node_restarts_the_ranks_of_both(pair: Pair) -> None:
+    nodes = Nodes(pair)
+    text = "if attempt < 1 and rank == 3: sys.exit(5)\nwhile attempt < 1: signal.pause()"
+    one, two = nodes.run(*TWO, "--max-restarts=2", nodes.script(text))
+    assert (one.code, two.code) == (0, 0), one.err
+    assert nodes.words == {f"{attempt}-{rank}" for attempt in (0, 1) for rank in range(4)}
+    assert "restart 1 of 2: ended by itself with exit code 5 (rank 3)" in one.err
+
+
+def test_a_last_failure_is_framed_once(pair: Pair) -> None:
+    nodes = Nodes(pair)
+    text = "if rank == 2: raise KeyError('moedl')\nsignal.pause()"
+    one, two = nodes.run(*TWO, "--max-restarts=1", nodes.script(text))
+    assert (one.code, two.code) == (1, 1)
+    framed = one.err.split(FRAME)[1]
+    assert all(word in framed for word in ("rank 2", "host node1", "KeyError: 'moedl'"))
+    assert "decision: stop: no restart is left" in framed and FRAME not in two.err
+    assert "the run has ended: rank 2 on node1 exited with code 1" in two.err
+    assert nodes.words == {f"{attempt}-{rank}" for attempt in (0, 1) for rank in range(4)}
+
+
+@EXTENDED
+@pytest.mark.parametrize(
+    ("text", "why", "attempts"),
+    [
+        ("if rank == 3: import nosuchmodule\nsignal.pause()", "3 restarts left unused", 1),
+        (
+            "if rank == 3: os.abort()\nsignal.pause()",
+            "the same failure ended 3 attempts in a row",
+            3,
+        ),
+    ],
+)
+def test_restarts_are_not_burnt(pair: Pair, text: str, why: str, attempts: int) -> None:
+    nodes = Nodes(pair)
+    one, two = nodes.run(*TWO, "--max-restarts=3", nodes.script(text))
+    assert (one.code, two.code) == (1, 1) and why in one.err.split(FRAME)[1]
+    assert len(nodes.words) == 4 * attempts
+
+
+@EXTENDED
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_to_one_launcher_reaches_all_ranks(pair: Pair, node: int) -> None:
+    nodes = Nodes(pair)
+    nodes.start(*TWO, "--max-restarts=3", PROBE.name, act="wait")
+    nodes.wait_for(*(f"0-{rank}-ready" for rank in range(4)))
+    nodes.running[node].send_signal(signal.SIGINT)
+    one, two = nodes.end()
+    assert (one.code, two.code) == (4, 4), one.err
+    assert {f"0-{rank}-SIGINT" for rank in range(4)} <= nodes.words
+    assert f"SIGINT to the launcher of node{node}" in one.err.split(FRAME)[1]
+
+
+@pytest.mark.parametrize("node", [1, pytest.param(0, marks=EXTENDED)])
+def test_the_death_of_a_launcher_ends_all_ranks(pair: Pair, node: int) -> None:
+    nodes = Nodes(pair)
+    nodes.start(*TWO, "--max-restarts=3", nodes.script("signal.pause()"))
+    nodes.wait_for(*(f"0-{rank}" for rank in range(4)))
+    nodes.running[node].kill()
+    runs = nodes.end()
+    other = runs[1 - node]
+    assert other.code == 3 and f"the launcher of node{node}" in other.err.split(FRAME)[1]
+    until_s = time.monotonic() + 30  # the reaper ends the ranks of a killed launcher
+    while not all(is_dead(nodes.root / f"0-{rank}") for rank in range(4)):
+        assert time.monotonic() < until_s
+        threading.Event().wait(0.01)
+    assert re.search(r"node1 is lost|decides for all nodes", other.err)
+
+
+@EXTENDED
+def test_no_attempt_reads_the_store_of_another(pair: Pair) -> None:
+    nodes = Nodes(pair)
+    text = """
+from torch.distributed import TCPStore
+from datetime import timedelta
+store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+assert not store.check(["old"]) or attempt == 0
+if attempt == 0:
+    store.set("old", "1")
+    store.add("there", 1)
+    while store.add("there", 0) < 4: time.sleep(0.01)
+    sys.exit(5)
+store.add("there", 1)
+while store.add("there", 0) < 4: time.sleep(0.01)
+"""
+    one, two = nodes.run(*TWO, "--max-restarts=1", nodes.script(text))
+    assert (one.code, two.code) == (0, 0), one.err
