@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from outlast.cli.doctor.doctor import doctor
-from outlast.cli.doctor.port_findings import ScriptFinding, read_script
+from outlast.cli.doctor.phase_findings import ScriptFinding
+from outlast.cli.doctor.port_findings import read_script
 from outlast.cli.main import main
 from outlast.errors import ConfigError
 
@@ -82,6 +83,46 @@ for number, batch in enumerate(islice(loader, 10)):
 """
 
 
+STAGES = """
+import torch, torch.distributed as dist
+class Net(torch.nn.Module):
+    def __init__(self):
+        self.head = torch.nn.Linear(1, 1)
+class Trainer:
+    def __init__(self):
+        self.net = Net()
+        self.adam = torch.optim.Adam(self.net.parameters())
+    def step(self, batch):
+        o = self.adam
+        o.zero_grad()
+        self.net(batch).backward()
+        o.step()
+        self.count += 1
+    def fit(self, epochs):
+        for epoch in range(epochs):
+            for batch in loader:
+                self.step(batch)
+            dist.broadcast(stop, src=0)
+def main():
+    dist.init_process_group("gloo")
+    trainer = Trainer()
+    trainer.fit(1)
+    trainer.fit(2)
+"""
+
+
+def test_stages_names_of_other_classes_and_writes_behind_the_step() -> None:
+    found = findings(STAGES)
+    afters = [one.after for one in found if one.kind == "change"]
+    assert "session.protect(net=self.net, adam=self.adam)" in afters
+    assert "global session" in afters
+    assert "session.run(dist.broadcast, stop, src=0)" in afters
+    unsafe = {one.line: one.reason for one in found if one.kind == "unsafe"}
+    assert list(unsafe) == [15, 25]
+    assert "self.count behind o.step()" in unsafe[15]
+    assert "another one follows" in unsafe[25]
+
+
 @pytest.mark.parametrize(("between", "count"), [("pass", 0), ("model(batch).sum().backward()", 1)])
 def test_two_optimizers_share_a_phase_if_no_backward_lies_between(between: str, count: int) -> None:
     found = findings(TWO_OPTIMIZERS.format(between=between))
@@ -95,6 +136,7 @@ def test_a_trainer_class_is_followed_through_its_methods() -> None:
     found = findings(TRAINER)
     assert {one.after for one in found if one.kind == "change"} == {
         "import outlast",
+        "global session",
         "session = outlast.init()",
         "session.protect(model=self.model, optimizer=self.optimizer)",
         "for epoch in session.epochs(range(1, epochs)):",

@@ -147,8 +147,9 @@ class BatchLoop:
         if self._started:
             raise UsageError(
                 "a run has one training loop, and a second one has begun: session.batches() was"
-                " called twice outside of session.epochs(), or session.epochs() twice (loop over"
-                " other loaders inside a function that you give to session.run)"
+                " called twice outside of session.epochs(), or session.epochs() twice. Make stages"
+                " of training one loop (session.epochs(FIRST + SECOND)), or a run each; loop over"
+                " other loaders inside a function that you give to session.run"
             )
         self._started = True
 

@@ -344,7 +344,7 @@ def test_uncarriable_variables_are_refused_or_reported(way: str) -> None:
     assert name in message
     if way in NOT_TOLD:  # no other process can have it, whoever is warned
         return
-    assert "session.state" in message
+    assert ("session.enumerate" if way == "enumerate" else "session.state") in message
     session = Session(stop=False)
     play(text if "session.run" in text else text + LOOP, session)
     assert any(name in note for note in session.notes)

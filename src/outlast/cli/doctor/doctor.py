@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from outlast.cli.doctor.port_findings import ScriptFinding, read_script
+from outlast.cli.doctor.phase_findings import ScriptFinding
+from outlast.cli.doctor.port_findings import read_script
 from outlast.cli.doctor.training_script import imported_files
 from outlast.cli.output_stream import echo, print_json
 from outlast.errors import EXIT_DONE, ConfigError

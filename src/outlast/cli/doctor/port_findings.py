@@ -1,14 +1,19 @@
-"""Findings of `outlast doctor`: lines that a port changes, and what is unsafe inside a phase."""
+"""Findings of `outlast doctor`: lines that a port changes."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal
 
-import msgspec
-
+from outlast.cli.doctor.phase_findings import (
+    ScriptFinding,
+    at,
+    contains,
+    draws,
+    inline_step,
+    writes_inside,
+)
 from outlast.cli.doctor.training_script import PROTECTED, Step, TrainingScript, last
 
 _COLLECTIVES = frozenset(
@@ -17,29 +22,7 @@ _COLLECTIVES = frozenset(
         *("gather", "reduce", "reduce_scatter", "scatter"),
     }
 )
-_MUTATORS = frozenset(
-    {
-        *("add", "append", "clear", "extend", "insert", "pop", "popleft", "remove", "setdefault"),
-        "update",
-    }
-)
-_COMPUTING = frozenset({"module", "scaler", "optimizer"})
-_CLOCKS = frozenset({"time", "perf_counter", "monotonic", "now"})
-_STARTERS = frozenset({"Thread", "Process", "Popen", "ThreadPoolExecutor", "fork", "system"})
 _ORDER = {"change": 0, "check": 1, "unsafe": 2}
-Kind = Literal["change", "check", "unsafe"]
-
-
-class ScriptFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the script, or of a `file` that it imports. `after`: what to write there, "" if
-    nothing certain can be said."""
-
-    file: str = ""
-    line: int
-    kind: Kind
-    reason: str
-    before: str = ""
-    after: str = ""
 
 
 def read_script(
@@ -52,24 +35,18 @@ def read_script(
     if script.steps:
         first = script.steps[0]
         found += [*_start(script), *_protect(script, first), *_loops(script, first)]
-        found += [*_step(script, first), *_evaluations(script, first), *_inside(script, first)]
+        found += [
+            *_step(script, first),
+            *_evaluations(script, first),
+            *writes_inside(script, first),
+        ]
+        found += _others(script)
+        found += _shared_session(script, found)
     for file in sorted({one.file for one in found if "session." in one.after and one.file}):
         reason = "this file has no session: give it to its functions, session = outlast.init()"
         found.append(ScriptFinding(file=file, line=1, kind="check", reason=reason))
     found = sorted(set(found), key=lambda one: (_ORDER[one.kind], one.file, one.line, one.after))
     return bool(script.steps), found
-
-
-def _at(
-    script: TrainingScript,
-    node: ast.stmt | ast.expr,
-    kind: Kind,
-    reason: str,
-    before: str = "",
-    after: str = "",
-) -> ScriptFinding:
-    file, line = script.file(node), node.lineno
-    return ScriptFinding(file=file, line=line, kind=kind, reason=reason, before=before, after=after)
 
 
 def _start(script: TrainingScript) -> Iterator[ScriptFinding]:
@@ -90,13 +67,49 @@ def _start(script: TrainingScript) -> Iterator[ScriptFinding]:
     else:
         built = (call for call in calls if isinstance(script.statement(call), ast.Assign))
         call = next((one for one in built if _target(script, one) in script.built), calls[0])
-    yield _at(
+    yield at(
         script,
         script.statement(call),
         "change",
         "above this line: a spare waits for its rank there; init_process_group may stay",
         after="session = outlast.init()",
     )
+
+
+def _shared_session(script: TrainingScript, found: list[ScriptFinding]) -> Iterator[ScriptFinding]:
+    """Yield the line that lets all functions read a session that one of them makes."""
+    start = next((one for one in found if one.after == "session = outlast.init()"), None)
+    if start is None or start.file:
+        return
+    functions = [node for node in script.nodes() if isinstance(node, ast.FunctionDef)]
+
+    def around(one: ScriptFinding) -> list[ast.FunctionDef]:
+        return [
+            each
+            for each in functions
+            if not script.file(each) and each.lineno <= one.line <= (each.end_lineno or 0)
+        ]
+
+    inside = around(start)
+    uses = (one for one in found if "session." in one.after and not one.file)
+    if inside and any(not set(inside) & set(around(one)) for one in uses):
+        reason = "in this function, whose session the others read"
+        line = inside[0].lineno
+        yield ScriptFinding(line=line, kind="change", reason=reason, after="global session")
+
+
+def _others(script: TrainingScript) -> Iterator[ScriptFinding]:
+    """Yield loops that follow the first one, which a run refuses where they begin."""
+    reason = "a run has one training loop, and another one follows: make stages one loop"
+    reason += " (session.epochs(FIRST + SECOND)), or a run each"
+    outer = [step.loops[-1] for step in script.steps if step.loops]
+    for loop in outer[1:]:
+        if loop is not outer[0] and not contains(outer[0], loop):
+            yield at(script, loop, "unsafe", reason, script.text(loop))
+    function = script.function_around(outer[0]) if outer else None
+    calls = [call for call in script.calls() if function and last(call.func) == function.name]
+    for call in calls[1:]:
+        yield at(script, call, "unsafe", reason, script.text(script.statement(call)))
 
 
 def _asks_for_rank(call: ast.Call) -> bool:
@@ -122,7 +135,7 @@ def _protect(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
     found |= {name: "..." for kind, name in missing.items() if kind not in kinds}
     given = ", ".join(f"{name}={text}" for name, text in found.items())
     reason = "above this line: what a new worker receives; add whatever else has a state"
-    yield _at(script, outer, "change", reason, after=f"session.protect({given})")
+    yield at(script, outer, "change", reason, after=f"session.protect({given})")
 
 
 def _loops(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
@@ -135,16 +148,16 @@ def _loops(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
             reason += " session.epochs(COUNT)" if number else " session.batches(loader)"
             reason += "" if number else ", and leave it by break where it ends early"
         if "session." not in before:
-            yield _at(script, loop, "change", reason, before, after)
+            yield at(script, loop, "change", reason, before, after)
     for call in script.calls(step.loops[0]) if step.loops else ():
-        if _draws(call):
+        if draws(call):
             reason = "the loop draws from an iterator that another process cannot continue: loop"
             reason += " over session.batches(loader, until=STEPS), which yields the batches"
-            yield _at(script, call, "unsafe", reason, script.text(script.statement(call)))
+            yield at(script, call, "unsafe", reason, script.text(script.statement(call)))
     for loop in step.loops[2:]:
         reason = "a run has one loop over epochs with one over batches in it; make this one the"
         reason += " loop over epochs, or start a run for each of its turns"
-        yield _at(script, loop, "check", reason, script.text(loop))
+        yield at(script, loop, "check", reason, script.text(loop))
 
 
 def _epochs(loop: ast.For | ast.While) -> str:
@@ -187,16 +200,16 @@ def _step(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
         after = ast.unparse(statement).split("\n")[0].replace(old, new)
         if "session.run" not in before:
             reason = "the step: all ranks complete it, or all run it again"
-            yield _at(script, statement, "change", reason, before, after)
+            yield at(script, statement, "change", reason, before, after)
         return
     if not step.loops or any(_is_run(call) for call in script.calls(step.loops[0])):
         return
-    body = _inline(script, step)
+    body = inline_step(script, step)
     begin, end = body[0].lineno, body[-1].end_lineno or body[-1].lineno
     names = ", ".join(_shared_names(script, begin, end))
     words = f"; it binds {names}, read elsewhere: return them, or declare them" if names else ""
     reason = f"lines {begin} to {end}: make them a function, def train_step(){words}"
-    yield _at(script, body[0], "change", reason, after="session.run(train_step)")
+    yield at(script, body[0], "change", reason, after="session.run(train_step)")
 
 
 def _shared_names(script: TrainingScript, begin: int, end: int) -> list[str]:
@@ -226,44 +239,35 @@ def _is_run(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "session.run"
 
 
-def _inline(script: TrainingScript, step: Step) -> list[ast.stmt]:
-    """Return the statements of the loop from the first that computes gradients to the last."""
-    body = step.loops[0].body if step.loops else []
-    indices = [
-        number
-        for number, one in enumerate(body)
-        if _trains(script, one) or _contains(one, step.call)
-    ]
-    return body[indices[0] : indices[-1] + 1] if indices else []
-
-
-def _trains(script: TrainingScript, statement: ast.stmt) -> bool:
-    """Return whether a statement computes, reduces or applies gradients."""
-    for call in script.calls(statement):
-        owner = last(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        kind = script.built.get(owner or last(call.func))
-        if last(call.func) in ("backward", "zero_grad") or kind in _COMPUTING:
-            return True
-    return False
-
-
 def _evaluations(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
     if not step.loops:
         return
     for call in script.calls(step.loops[-1]):
         function = script.functions.get(last(call.func))
+        is_bare = ast.unparse(call.func).partition(".")[0] in ("dist", "torch")
+        if is_bare and last(call.func) in _COLLECTIVES and not _in_step(script, step, call):
+            yield _as_phase(script, call)
         if function is None or function is step.function:
             continue
         trains = any(one.function is function or _has(function, one.call) for one in script.steps)
         reduces = any(last(inner.func) in _COLLECTIVES for inner in script.calls(function))
         methods = {last(inner.func) for inner in script.calls(function)}
         if not trains and (reduces or methods & _reducing(script)):
-            words = ", ".join([ast.unparse(call.func), *map(ast.unparse, call.args)])
-            statement = script.statement(call)
-            after = ast.unparse(statement).replace(ast.unparse(call), f"session.run({words})")
-            reason = "collectives outside of a step are a phase too"
-            after = after.split("\n")[0]
-            yield _at(script, statement, "change", reason, script.text(statement), after)
+            yield _as_phase(script, call)
+
+
+def _as_phase(script: TrainingScript, call: ast.Call) -> ScriptFinding:
+    given = [*call.args, *call.keywords]
+    words = ", ".join([ast.unparse(call.func), *map(ast.unparse, given)])
+    statement = script.statement(call)
+    after = ast.unparse(statement).replace(ast.unparse(call), f"session.run({words})")
+    reason = "collectives outside of a step are a phase too"
+    before, after = script.text(statement), after.split("\n")[0]
+    return at(script, statement, "change", reason, before, after)
+
+
+def _in_step(script: TrainingScript, step: Step, call: ast.Call) -> bool:
+    return step.function is None and any(contains(one, call) for one in inline_step(script, step))
 
 
 def _reducing(script: TrainingScript) -> set[str]:
@@ -279,87 +283,8 @@ def _has(function: ast.FunctionDef, node: ast.AST) -> bool:
     return any(each is node for each in ast.walk(function))
 
 
-def _inside(script: TrainingScript, step: Step) -> Iterator[ScriptFinding]:
-    """Yield what the step writes besides its own names, and what cannot be repeated in it."""
-    is_inline = step.function is None
-    body = _inline(script, step) if is_inline else step.body
-    names = {last(node) for one in body for node in ast.walk(one) if _binds(node)}
-    local = set(script.built) if is_inline else names | set(script.built)
-    for node in (node for one in body for node in ast.walk(one)):
-        if isinstance(node, (ast.Global, ast.Nonlocal)):
-            reason = f"the step binds {', '.join(node.names)}: carried, or refused by name"
-            yield _at(script, node, "check", reason)
-        elif isinstance(node, ast.Call):
-            yield from (_at(script, node, *found) for found in _call_inside(node, local))
-        elif isinstance(node, ast.expr) and _is_stored(node) and _root(node) not in local:
-            reason = f"the step changes {ast.unparse(node)}: carried, or refused by name"
-            yield _at(script, node, "check", reason)
-    for other in script.steps[1:]:
-        if any(_contains(one, other.call) for one in body) and _is_second(script, step, other):
-            reason = "a second optimizer steps in the same phase: two phases, or"
-            reason += " session.run_with_undo"
-            yield _at(script, other.call, "unsafe", reason)
-
-
-def _is_second(script: TrainingScript, step: Step, other: Step) -> bool:
-    """Return whether another optimizer steps behind a backward pass of its own. Optimizers that
-    step one behind the other share a vote."""
-    if ast.unparse(step.call.func) == ast.unparse(other.call.func):
-        return False
-    first, second = sorted((step.call.lineno, other.call.lineno))
-    function = script.function_around(step.call)
-    inside = script.calls(function) if function is not None else script.calls(script.tree)
-    return any(last(c.func) == "backward" and first < c.lineno < second for c in inside)
-
-
-def _contains(statement: ast.stmt, node: ast.AST) -> bool:
-    return any(each is node for each in ast.walk(statement))
-
-
-def _is_stored(node: ast.AST) -> bool:
-    return isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store)
-
-
-def _binds(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-
-
-def _root(node: ast.AST) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _call_inside(call: ast.Call, local: set[str]) -> Iterator[tuple[Kind, str]]:
-    name, text = last(call.func), ast.unparse(call)
-    if isinstance(call.func, ast.Attribute) and name in _MUTATORS and _root(call) not in local:
-        yield (
-            "check",
-            f"the step changes {ast.unparse(call.func.value)}: carried, or refused by name",
-        )
-    if name == "open" and len(call.args) > 1 and "r" not in ast.unparse(call.args[1]):
-        yield (
-            "unsafe",
-            "a file is written inside the step, which may run again: write it between steps",
-        )
-    if name in _CLOCKS and "time" in text:
-        yield "check", "a clock is read inside the step: a second attempt sees another time"
-    if name in _STARTERS:
-        yield "unsafe", f"{name} inside the step outlives an attempt that is run again"
-    if _draws(call):
-        reason = "the step draws its own batch, and a second attempt would get another one: draw it"
-        yield (
-            "unsafe",
-            f"{reason} in the loop, for batch in session.batches(loader), and pass it on",
-        )
-
-
-def _draws(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id == "next"
-
-
 def _spawns(script: TrainingScript) -> Iterator[ScriptFinding]:
     for call in script.calls():
         if last(call.func) == "spawn" and len(call.args) > 0:
             reason = "`outlast run --nproc-per-node N` starts the ranks: call it without spawn"
-            yield _at(script, call, "unsafe", reason, script.text(script.statement(call)))
+            yield at(script, call, "unsafe", reason, script.text(script.statement(call)))

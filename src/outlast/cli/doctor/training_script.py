@@ -25,7 +25,12 @@ _OPTIMIZERS = frozenset(
 )
 _KINDS = {"GradScaler": "scaler", "DataLoader": "loader", "StatefulDataLoader": "loader"}
 _KINDS |= {"Generator": "generator", "default_rng": "generator", "RandomState": "generator"}
-_MODULES = frozenset({"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "fully_shard"})
+_MODULES = frozenset(
+    {
+        *("AveragedModel", "DistributedDataParallel", "DDP", "FullyShardedDataParallel"),
+        "fully_shard",
+    }
+)
 PROTECTED = ("module", "optimizer", "scheduler", "scaler", "generator")
 
 
@@ -37,6 +42,7 @@ class BuiltName:
     kind: str  # one of PROTECTED
     text: str  # `self.model`
     function: ast.FunctionDef | None  # whose local name it is; None: of the file, or of an object
+    around: ast.ClassDef | None  # the class in whose code it is bound
     file: str
 
 
@@ -133,15 +139,17 @@ class TrainingScript:
 
     def visible(self, node: ast.AST) -> list[BuiltName]:
         """Return what the code around a node can name."""
-        function = self.function_around(node)
-        is_method = function is not None and [a.arg for a in function.args.args][:1] == ["self"]
+        function, around = self.function_around(node), self._class_around(node)
         return [
             each
             for each in self.names
             if each.function in (None, function)
             and each.file == self.file(node)
-            and ("." not in each.text or is_method)
+            and ("." not in each.text or (around is not None and each.around is around))
         ]
+
+    def _class_around(self, node: ast.AST) -> ast.ClassDef | None:
+        return next((each for each in self._around(node) if isinstance(each, ast.ClassDef)), None)
 
     def _built_names(self) -> Iterator[BuiltName]:
         classes = {
@@ -157,8 +165,8 @@ class TrainingScript:
                 if isinstance(target, (ast.Name, ast.Attribute)) and kind:
                     is_local = isinstance(target, ast.Name)
                     function = self.function_around(node) if is_local else None
-                    text = ast.unparse(target)
-                    yield BuiltName(last(target), kind, text, function, self.file(node))
+                    text, around = ast.unparse(target), self._class_around(node)
+                    yield BuiltName(last(target), kind, text, function, around, self.file(node))
 
     def _kind(self, call: ast.Call, classes: set[str]) -> str:
         name, whole = last(call.func), ast.unparse(call.func)
@@ -176,11 +184,12 @@ class TrainingScript:
     def _step_of(self, call: ast.Call) -> Step | None:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
             return None
+        loops, function = self._loops_around(call), self.function_around(call)
         owner = last(call.func.value)
         kind = self.built.get(owner, "")
-        if kind not in ("optimizer", "scaler") and not owner.lower().startswith(("opt", "scaler")):
+        is_step = kind in ("optimizer", "scaler") or owner.lower().startswith(("opt", "scaler"))
+        if not is_step and not (not kind and owner and self._clears(owner, function)):
             return None
-        loops, function = self._loops_around(call), self.function_around(call)
         if loops:
             outer = self._call_in_loop(function) if function is not None else None
             return Step(call, None, None, [*loops, *(self._loops_around(outer) if outer else [])])
@@ -188,6 +197,12 @@ class TrainingScript:
         if use is None:
             return Step(call, function)
         return Step(call, function, use, self._loops(use))
+
+    def _clears(self, owner: str, function: ast.FunctionDef | None) -> bool:
+        """Return whether code calls `owner.zero_grad()`, as that of an optimizer's step does."""
+        calls = (call.func for call in self.calls(function or self.tree))
+        attributes = (each for each in calls if isinstance(each, ast.Attribute))
+        return any(each.attr == "zero_grad" and last(each.value) == owner for each in attributes)
 
     def _loops(self, call: ast.Call) -> list[ast.For | ast.While]:
         """Return the loops around a call, and around the call of its function."""

@@ -271,8 +271,12 @@ def values_by_name(saved: Mapping[str, Any]) -> dict[str, Any]:
 def differing_names(before: bytes, after: bytes) -> str:
     """Return the names of variables that differ between two encoded states, for a message."""
     old, new = (values_by_name(codec.decode(each)["script"]) for each in (before, after))
-    names = [name for name in new if name not in old or not _same(old[name], new[name])]
-    return ", ".join(names) or "a rank-specific object"
+    names = dict[tuple[str, bytes], str]()  # one for each value: it may have several paths
+    for name, value in new.items():
+        if name not in old or not _same(old[name], value):
+            last = name.partition(" ")[0].rpartition(".")[2]
+            names.setdefault((last, codec.encode(value)), name)
+    return ", ".join(names.values()) or "a rank-specific object"
 
 
 def _file_of(value: Any) -> str:

@@ -211,7 +211,13 @@ def root_of(frame: types.FrameType) -> Step:
     return "frame", frame.f_code.co_qualname
 
 
-_SHOWN = {"name": "{}", "cell": "{}", "attr": ".{}", "default": "<default {}>", "context": ".get()"}
+_SHOWN = {
+    "name": "{}",
+    "cell": ".{}",
+    "attr": ".{}",
+    "default": "<default {}>",
+    "context": ".get()",
+}
 
 
 def text(path: Path) -> str:
