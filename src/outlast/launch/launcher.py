@@ -161,7 +161,7 @@ class _Launcher:
         parts = (console, strikes, standstill)
         helpers = [asyncio.create_task(part.run()) for part in parts]
         if plan.agent_store:
-            self._store = RankStore(self._crew.leaders)
+            self._store = RankStore(self._crew.leaders, record.note)
             helpers.append(asyncio.create_task(self._open_store(self._store)))
         with self._signals(loop):
             try:

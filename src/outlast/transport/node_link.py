@@ -140,7 +140,9 @@ class GroupEnded(NodeMessage, frozen=True):
 
 
 class NodeBeat(NodeMessage, frozen=True):
-    """Sign of life."""
+    """Sign of life. `still_s`: how long all ranks of the node have stood still, in seconds."""
+
+    still_s: float
 
 
 MeetingMessage = NodeHello | NodeChallenge | NodeReply | NodeAccepted | NodeRefused

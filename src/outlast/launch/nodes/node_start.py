@@ -187,6 +187,9 @@ async def _begin_group(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd
         end = await node.lead(port, links)
         record.run_ended(end)
         return NodeEnd(end, leads=True)
+    except OutlastError as error:
+        await meeting.refuse_all(str(error))
+        raise
     finally:
         record.close()
 

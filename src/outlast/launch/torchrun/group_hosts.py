@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -30,10 +31,14 @@ END_S = 10.0  # beyond `stop_s`: for a host to answer that its ranks have ended
 
 class BeatingLink:
     """Connection between two nodes of a group, which ends if the peer gives no sign of life for a
-    lease. A stall of this process counts as one beat."""
+    lease. A stall of this process counts as one beat. `look` returns how long the ranks here have
+    stood still."""
 
-    def __init__(self, host: str, link: NodeLink, lease_s: float) -> None:
-        self.host, self.link = host, link
+    def __init__(
+        self, host: str, link: NodeLink, lease_s: float, look: Callable[[], float]
+    ) -> None:
+        self.host, self.link, self._look = host, link, look
+        self.still_s = 0.0  # of the peer's ranks, as of its last beat
         self._period_s = lease_s / BEATS
         self._missed = 0
         self._received: asyncio.Queue[AnyNodeMessage | None] = asyncio.Queue()
@@ -44,19 +49,21 @@ class BeatingLink:
         return await self._received.get()
 
     async def _read(self) -> None:
-        message: AnyNodeMessage | None = NodeBeat()
+        message: AnyNodeMessage | None = NodeBeat(still_s=0.0)
         while message:
             try:
                 message = await self.link.receive()
             except WireError:
                 message = None
             self._missed = 0
-            if not isinstance(message, NodeBeat):
+            if isinstance(message, NodeBeat):
+                self.still_s = message.still_s
+            else:
                 self._received.put_nowait(message)
 
     async def _beat(self) -> None:
         while self._missed <= BEATS:
-            self.link.send(NodeBeat())
+            self.link.send(NodeBeat(still_s=self._look()))
             await asyncio.sleep(self._period_s)
             self._missed += 1
         await self.link.close(0.0)
@@ -132,6 +139,8 @@ class GroupHosts:
             self._local.cancel()
         for link in self._links:
             link.link.send(EndRanks(attempt=self._attempt, signal=number))
+        if self._store:
+            self._store.look()
         begun_s = time.monotonic()
         await self._ranks.end(number)
         self._end_of("")
@@ -150,6 +159,10 @@ class GroupHosts:
     def end_hang(self, reason: str) -> bool:
         """End the attempt of a group that hangs; return False if no rank runs here."""
         return self._ranks.end_hang(reason)
+
+    def still_elsewhere_s(self) -> float:
+        """Return for how long the ranks of all other hosts have stood still."""
+        return min((one.still_s for one in self._links), default=math.inf)
 
     def obstacle(self) -> str:
         """Return why the ranks cannot be started again; "" if they can."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from outlast.launch.timed_faults import TimedFaults
 from outlast.launch.torchrun.group_hosts import BeatingLink, GroupHosts
 from outlast.launch.torchrun.host_ranks import HostRanks
 from outlast.launch.torchrun.rank_store import RankStore
+from outlast.launch.torchrun.standstill_monitor import StandstillMonitor
 from outlast.launch.torchrun.unmanaged_group import UnmanagedGroup
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock
@@ -74,21 +76,25 @@ class GroupNode:
         self.crew = WorkerPool(seat.plan, run_dir, token, seat.host, clock, record.note, site)
         self._over: asyncio.Future[EndRun] = asyncio.get_running_loop().create_future()
         self._stops = 0
+        self._standstill: StandstillMonitor
 
     async def lead(self, port: int | None, links: list[tuple[str, NodeLink]]) -> EndRun:
         """Decide for all nodes until the run ends. `port`: MASTER_PORT, or None for a free one at
         each attempt. All started processes are dead when this returns or raises."""
         plan, lease_s = self._plan, self._plan.limits.lease_s
-        store = RankStore(self.crew.leaders) if plan.agent_store else None
+        store = RankStore(self.crew.leaders, self._record.note) if plan.agent_store else None
         ranks = HostRanks(self.crew, self._record, lambda worker: mix(worker), self._seat.node)
         hosts = GroupHosts(
             ranks,
             store,
             plan.master_addr,
             port,
-            [BeatingLink(host, link, lease_s) for host, link in links],
+            [BeatingLink(host, link, lease_s, lambda: 0.0) for host, link in links],
         )
         group = UnmanagedGroup(plan, self._run_dir, hosts, self._record)
+        self._standstill = StandstillMonitor(
+            self.crew, self._record.note, group.give_up, lambda: True, hosts.still_elsewhere_s
+        )
 
         def mix(worker: WorkerHandle) -> None:
             group.end_mixed(self._unexpected_session(worker))
@@ -117,7 +123,11 @@ class GroupNode:
     async def follow(self, host: str, link: NodeLink) -> EndRun:
         """Start and end ranks for the node on `host` until the run ends. All started processes are
         dead when this returns or raises."""
-        beating = BeatingLink(host, link, self._plan.limits.lease_s)
+        watch = self._standstill = StandstillMonitor(  # the deciding node reports
+            self.crew, lambda _: None, lambda _: True, lambda: True, lambda: 0.0
+        )
+        lease_s = self._plan.limits.lease_s
+        beating = BeatingLink(host, link, lease_s, lambda: watch.still_s)
         ranks = HostRanks(self.crew, self._record, lambda worker: fail(worker), self._seat.node)
         member = _Member(ranks, beating, self._record)
 
@@ -152,12 +162,15 @@ class GroupNode:
         """Return the end of `running`, or that of a node that is to end at once."""
         console = Console(self.crew, self._record.display)
         faults = TimedFaults(self.crew, self._record)
-        helpers = [asyncio.create_task(part) for part in (console.run(), faults.run())]
+        parts = (console.run(), faults.run(), self._standstill.run())
+        helpers = [asyncio.create_task(part) for part in parts]
         task = asyncio.create_task(running)
         try:
             with self._signals(on_signal):
                 await asyncio.wait({task, self._over}, return_when=asyncio.FIRST_COMPLETED)
             return self._over.result() if self._over.done() else task.result()
+        except Exception as error:  # noqa: BLE001 - an error of this node ends the run
+            return self._own_failure(error)
         finally:
             for each in (task, *helpers):
                 each.cancel()
@@ -168,6 +181,17 @@ class GroupNode:
     def _failed(self, detail: str) -> EndRun:
         fault = events.Fault(
             kind="agent_lost", detail=detail, host=self._seat.host, t_ns=self._record.now_ns()
+        )
+        return EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=fault)
+
+    def _own_failure(self, error: Exception) -> EndRun:
+        fault = events.Fault(
+            kind="internal",
+            detail=f"the launcher of {self._seat.host} itself failed ({type(error).__name__}:"
+            f" {error}); its ranks were stopped; please report this",
+            traceback="".join(traceback.format_exception(error)),
+            host=self._seat.host,
+            t_ns=self._record.now_ns(),
         )
         return EndRun(outcome="gave_up", exit_code=EXIT_GAVE_UP, cause=fault)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 
 from outlast.errors import ConfigError
+from outlast.launch.host.worker_family import signal_name
 
 OPEN_S = 120.0  # includes the import of torch on a busy host
 _SERVE = """
@@ -29,10 +31,10 @@ for line in sys.stdin:
 
 class RankStore:
     """Process that serves the store; it ends with the launcher. `leaders`: pids that their owners
-    reap."""
+    reap; `note` receives the end of the process as text."""
 
-    def __init__(self, leaders: set[int]) -> None:
-        self._leaders = leaders
+    def __init__(self, leaders: set[int], note: Callable[[str], None]) -> None:
+        self._leaders, self._note = leaders, note
         self._opening = asyncio.Lock()
         self._start()
 
@@ -52,7 +54,7 @@ class RankStore:
         Raises ConfigError if it cannot be opened.
         """
         async with self._opening:
-            if self._process.poll() is not None:  # killed, perhaps for lack of memory
+            if self._process.poll() is not None:
                 self.close()
                 self._start()
             try:
@@ -66,6 +68,14 @@ class RankStore:
             f"the store of the ranks cannot be opened at port {port or '(any free one)'}:"
             f" {answer or 'its process has ended'}; choose another --master-port"
         )
+
+    def look(self) -> None:
+        """Note that the process has ended by itself, perhaps for lack of memory."""
+        code = self._process.poll()
+        if code is None:
+            return
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
+        self._note(f"the process with the store of the ranks has ended ({how}): they lost it")
 
     def _ask(self, port: int) -> str:
         assert self._process.stdin and self._process.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class StandstillMonitor:
 
     Args:
         is_watched: Return whether to monitor the workers now; False once a session has begun.
+        elsewhere: Return for how long the group's ranks on other hosts have stood still, in s.
     """
 
     def __init__(
@@ -35,11 +37,16 @@ class StandstillMonitor:
         warn: Callable[[str], None],
         give_up: Callable[[str], bool],
         is_watched: Callable[[], bool],
+        elsewhere: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._crew = crew
         self._warn = warn
         self._give_up = give_up
         self._is_watched = is_watched
+        self._elsewhere = elsewhere
+        self.still_s = 0.0  # all ranks on this host; none has started or ended since
+        self._names: set[str] = set()
+        self._changed_ns = time.monotonic_ns()  # of `_names`
         self._effort = ProcessorTime(STANDSTILL_PERIOD_S)
         self._sizes: dict[str, int] = {}
         self._looked_ns = self._all_moved_ns = time.monotonic_ns()  # not before: no standstill
@@ -58,13 +65,17 @@ class StandstillMonitor:
         workers = [each for each in self._crew.workers.values() if each.reaping is None]
         was_stalled = now_ns - self._looked_ns > 3e9 * STANDSTILL_PERIOD_S  # the launcher itself
         self._looked_ns = now_ns
+        if self._names != (names := {each.name for each in workers}):
+            self._names, self._changed_ns = names, now_ns  # who waited for one of them goes on now
         if not workers or was_stalled or not self._is_watched():
             self._all_moved_ns, self._moved_ns = now_ns, {}
             self._is_reported = self._is_over = self._has_waiting = False
+            self.still_s = (now_ns - self._changed_ns) / 1e9 if not workers else 0.0
             return
         self._sample(workers, now_ns)
         still_s = {each.seat: self._still_s(each, now_ns) for each in workers}
-        longest_s, shortest_s = max(still_s.values()), min(still_s.values())
+        self.still_s = min((now_ns - self._changed_ns) / 1e9, *still_s.values())
+        longest_s, shortest_s = max(still_s.values()), min(self.still_s, self._elsewhere())
         limits = self._crew.plan.limits
         warn_s = WARN_FLOORS * limits.hang_floor_s
         if shortest_s < warn_s:
