@@ -161,7 +161,8 @@ class _Launcher:
         parts = (console, strikes, standstill)
         helpers = [asyncio.create_task(part.run()) for part in parts]
         if plan.agent_store:
-            self._store = RankStore(self._crew.leaders, record.note)
+            self._store = RankStore(self._crew.leaders)
+            self._store.on_end = self._lose_store
             helpers.append(asyncio.create_task(self._open_store(self._store)))
         with self._signals(loop):
             try:
@@ -204,6 +205,13 @@ class _Launcher:
                 await upkeep.close(patience_s, self._over, done=done)
                 console.look()
                 strikes.note_missed(plain=self._unmanaged is not None)
+
+    def _lose_store(self, fault: events.Fault) -> None:
+        """Let the group of an unmanaged script fail; a session does not use the store."""
+        if not self._agent.said_hello:
+            self._take_over()
+        if self._hosts:
+            self._hosts.fail(fault)
 
     async def _open_store(self, store: RankStore) -> None:
         """Open the store of the first attempt, beside the start of its ranks."""

@@ -73,6 +73,20 @@ if act == "record":
         raise ValueError("shard 7 is empty")
 
     main() if rank == 1 else signal.pause()
+if act == "rank 0 ends first":
+    from torch.distributed import TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False)
+    if rank == 0:
+        store.set("weights", "here")
+        say("first is done")
+    else:
+        wait_for("first is done")
+        first = Path("/proc", (root / "first is done").read_text())
+        while first.exists():
+            threading.Event().wait(0.01)
+        assert store.get("weights") == b"here"
 if act in ("env://", "tcp"):
     import torch
     import torch.distributed as dist

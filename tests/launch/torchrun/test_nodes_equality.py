@@ -222,6 +222,20 @@ say("go")
 
 
 @EXTENDED
+def test_a_store_that_is_killed_costs_a_restart(pair: Pair) -> None:
+    nodes = Nodes(pair)
+    nodes.start(*TWO, "--max-restarts=1", nodes.script("if attempt == 0: signal.pause()"))
+    nodes.wait_for(*(f"0-{rank}" for rank in range(4)))
+    children = Path(f"/proc/{nodes.running[0].pid}/task/{nodes.running[0].pid}/children")
+    for pid in map(int, children.read_text().split()):
+        if b"TCPStore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    one, two = nodes.end()
+    assert (one.code, two.code) == (0, 0), one.err
+    assert "restart 1 of 1: the process with the store of the ranks has ended" in one.err
+
+
+@EXTENDED
 def test_no_attempt_reads_the_store_of_another(pair: Pair) -> None:
     nodes = Nodes(pair)
     text = """

@@ -315,6 +315,13 @@ def test_error_files(pair: Pair) -> None:
 
 
 @EXTENDED
+def test_the_store_outlives_rank_0(pair: Pair) -> None:
+    theirs, ours = pair.run(*TWO, "--master-addr=localhost", PROBE.name, act="rank 0 ends first")
+    assert_equal(theirs, ours, *HOSTS)
+    assert (theirs.code, ours.code) == (0, 0), ours.err
+
+
+@EXTENDED
 @pytest.mark.parametrize("act", ["env://", "tcp"])
 def test_process_groups(pair: Pair, act: str) -> None:
     flags = ("--master-addr=localhost", f"--master-port={free_port()}")

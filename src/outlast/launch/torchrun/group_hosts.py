@@ -97,6 +97,12 @@ class GroupHosts:
         self.on_signal: Callable[[signal.Signals, str], None] = lambda _number, _host: None
         self._following = [asyncio.create_task(self._follow(link)) for link in links]
         self._local: asyncio.Task[None] | None = None
+        if store:
+            store.on_end = self.fail
+
+    def fail(self, fault: events.Fault) -> None:
+        """Add a failure of the group."""
+        self._failures.put_nowait(fault)
 
     def adopt(self) -> None:
         """Take this host's ranks as those of attempt 0, which run already."""
@@ -139,8 +145,6 @@ class GroupHosts:
             self._local.cancel()
         for link in self._links:
             link.link.send(EndRanks(attempt=self._attempt, signal=number))
-        if self._store:
-            self._store.look()
         begun_s = time.monotonic()
         await self._ranks.end(number)
         self._end_of("")

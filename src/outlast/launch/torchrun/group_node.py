@@ -82,7 +82,7 @@ class GroupNode:
         """Decide for all nodes until the run ends. `port`: MASTER_PORT, or None for a free one at
         each attempt. All started processes are dead when this returns or raises."""
         plan, lease_s = self._plan, self._plan.limits.lease_s
-        store = RankStore(self.crew.leaders, self._record.note) if plan.agent_store else None
+        store = RankStore(self.crew.leaders) if plan.agent_store else None
         ranks = HostRanks(self.crew, self._record, lambda worker: mix(worker), self._seat.node)
         hosts = GroupHosts(
             ranks,
@@ -253,7 +253,7 @@ class GroupNode:
 
 
 def _in_words(fault: events.Fault) -> str:
-    if fault.seat < 0:
+    if fault.seat < 0 or fault.kind == "mismatch":
         return fault.detail
     return f"{rank_and_host(fault)} on {fault.host} {fault_text(fault)}"
 

@@ -7,11 +7,13 @@ one before, and writes the port to stdout.
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 
 from outlast.errors import ConfigError
+from outlast.events import Fault
 from outlast.launch.host.worker_family import signal_name
 
 OPEN_S = 120.0  # includes the import of torch on a busy host
@@ -31,10 +33,11 @@ for line in sys.stdin:
 
 class RankStore:
     """Process that serves the store; it ends with the launcher. `leaders`: pids that their owners
-    reap; `note` receives the end of the process as text."""
+    reap; `on_end` is called if it ends before the launcher."""
 
-    def __init__(self, leaders: set[int], note: Callable[[str], None]) -> None:
-        self._leaders, self._note = leaders, note
+    def __init__(self, leaders: set[int]) -> None:
+        self._leaders = leaders
+        self.on_end: Callable[[Fault], None] = lambda _: None
         self._opening = asyncio.Lock()
         self._start()
 
@@ -47,6 +50,8 @@ class RankStore:
             start_new_session=True,
         )
         self._leaders.add(self._process.pid)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
 
     async def open(self, port: int) -> int:
         """Replace the store by an empty one at `port` (0: any free port); return its port.
@@ -54,8 +59,7 @@ class RankStore:
         Raises ConfigError if it cannot be opened.
         """
         async with self._opening:
-            if self._process.poll() is not None:
-                self.close()
+            if self._pidfd < 0:
                 self._start()
             try:
                 answer = await asyncio.wait_for(asyncio.to_thread(self._ask, port), OPEN_S)
@@ -69,13 +73,14 @@ class RankStore:
             f" {answer or 'its process has ended'}; choose another --master-port"
         )
 
-    def look(self) -> None:
-        """Note that the process has ended by itself, perhaps for lack of memory."""
-        code = self._process.poll()
-        if code is None:
-            return
-        how = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
-        self._note(f"the process with the store of the ranks has ended ({how}): they lost it")
+    def _ended(self) -> None:
+        """Report that the process has ended by itself, perhaps for lack of memory. Ranks would wait
+        for it for minutes."""
+        number = -self._process.wait()
+        self.close()
+        how = f"killed by {signal_name(number)}" if number > 0 else f"exit code {-number}"
+        detail = f"the process with the store of the ranks has ended ({how})"
+        self.on_end(Fault(kind="killed", detail=detail, signal=max(0, number)))
 
     def _ask(self, port: int) -> str:
         assert self._process.stdin and self._process.stdout
@@ -85,6 +90,11 @@ class RankStore:
 
     def close(self) -> None:
         """End the process."""
+        if self._pidfd < 0:
+            return
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = -1
         self._process.kill()
         self._process.wait()
         self._leaders.discard(self._process.pid)
