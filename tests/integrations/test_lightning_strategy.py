@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,10 @@ def test_a_killed_rank_is_replaced(
 ) -> None:
     outcome = runner.run(f"--spares={len(places)}", script=JOB, job=("--die", *places))
     must_equal(outcome, plain, len(places))
+    with (outcome.out / "csv" / "lightning_logs" / "version_0" / "metrics.csv").open() as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert steps[0] < 4  # a new worker of rank 0 has appended to the rows of the lost one
+    assert (outcome.out / "prepared").exists()
 
 
 def test_a_nan_is_run_again(runner: Runner, plain: list[dict[str, Any]]) -> None:

@@ -9,8 +9,10 @@ each collective of Lightning between them.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,6 +72,30 @@ class OutlastStrategy(_ddp.DDPStrategy):
         """Return the device of this process: a spare's index may be above Lightning's `devices`."""
         first = self.parallel_devices[0]
         return first if first.type == "cpu" else self.loop.session.device
+
+    def setup_environment(self) -> None:
+        """Take the job's group, and replace Lightning's meeting of ranks behind `prepare_data`."""
+        super().setup_environment()
+        trainer = self.lightning_module.trainer
+        trainer._data_connector.prepare_data = partial(self._prepare_data, trainer)
+        for logger in trainer.loggers if self.loop.continues and trainer.is_global_zero else ():
+            if isinstance(logger, _lightning.pytorch.loggers.CSVLogger):
+                _keep_rows(logger)
+
+    def _prepare_data(self, trainer: Any) -> None:
+        """Call `prepare_data` on the ranks that Lightning calls it on. All ranks meet behind it, in
+        the job's group: Lightning makes a gloo group of its own for that, which no lost rank can
+        leave."""
+        hooks = _lightning.pytorch.trainer.call
+        is_overridden = _lightning.pytorch.utilities.model_helpers.is_overridden
+        for owner, call in (
+            (trainer.datamodule, hooks._call_lightning_datamodule_hook),
+            (trainer.lightning_module, hooks._call_lightning_module_hook),
+        ):
+            if owner is not None and is_overridden("prepare_data", owner):
+                if trainer.local_rank == 0 and (owner.prepare_data_per_node or not self.node_rank):
+                    call(trainer, "prepare_data")
+                self.barrier("prepare_data")
 
     def setup(self, trainer: Any) -> None:
         """Wrap the model, make the optimizers, and join the trainer's loops."""
@@ -199,6 +225,17 @@ class OutlastStrategy(_ddp.DDPStrategy):
         """Return a metric's state of all ranks."""
         gather = import_framework("torchmetrics", (1, 0)).utilities.distributed.gather_all_tensors
         return self.loop.collective("gather_metric", partial(gather, tensor, group))
+
+
+def _keep_rows(logger: Any) -> None:
+    """Let a new worker's CSVLogger append to the file of the lost one, which it would delete where
+    both have the same version."""
+    file = Path(logger.log_dir) / "metrics.csv"
+    if file.is_file():
+        text = file.read_bytes()
+        writer = logger.experiment  # made here, which deletes the file
+        file.write_bytes(text)
+        writer.metrics_keys = next(csv.reader(text.decode().splitlines()), [])
 
 
 def _unsupported(trainer: Any, size: int) -> list[str]:

@@ -84,6 +84,9 @@ class Model(LightningModule):
         self.train_error, self.val_error = MeanSquaredError(), MeanSquaredError()
         self.steps, self.val_losses, self.means = 0, [], []
 
+    def prepare_data(self) -> None:
+        (options.out / "prepared").touch()
+
     def training_step(self, batch, batch_idx):
         x, y = batch
         found = self.net(x)
@@ -165,7 +168,7 @@ trainer = Trainer(
     accumulate_grad_batches=options.accumulate if not options.manual else 1,
     val_check_interval=3 if options.accumulate == 1 else options.accumulate,
     callbacks=[history, stopping, saving, LearningRateMonitor()],
-    logger=CSVLogger(options.out / "csv"),
+    logger=CSVLogger(options.out / "csv", version=0, flush_logs_every_n_steps=1),
     enable_progress_bar=False,
     enable_model_summary=False,
 )
