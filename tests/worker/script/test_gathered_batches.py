@@ -79,6 +79,14 @@ def test_an_iterator_that_keeps_what_it_has_seen_is_refused(iterator: str) -> No
     assert f"goes through {iterator.split('.')[1].split('(')[0]}(...)" in refusal(script(text))
 
 
+def test_a_refused_islice_names_break() -> None:
+    text = """
+        for i in itertools.islice(session.batches(7), 3):
+            session.run(step, i)
+        """
+    assert "break behind the last step" in refusal(script(text))
+
+
 @pytest.mark.parametrize("way", ACCEPTED)
 def test_a_loop_of_statements_is_accepted(way: str) -> None:
     text = script(ACCEPTED[way])

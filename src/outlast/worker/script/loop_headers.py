@@ -48,7 +48,9 @@ def refuse_header(refuse: Callable[..., None], name: str) -> None:
         refuse(
             f"the loop over session.{name} goes through {keeper}(...), which restarts in a"
             " replacement worker",
-            _IN_PLACE.get(keeper, f"give session.{name} the loader itself"),
+            _IN_PLACE.get(keeper, "give session.batches the loader itself")
+            if name == "batches"
+            else "session.epochs yields the numbers of epochs; loop over it alone",
         )
 
 
