@@ -34,7 +34,7 @@ from outlast.worker.injected_faults import InjectedFaults
 from outlast.worker.phases.absent_parts import AbsentParts
 from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.worker_recovery import Ticket, WorkerRecovery, partners_of
-from outlast.worker.script.value_paths import identities
+from outlast.worker.script.value_fingerprints import identities
 from outlast.worker.sentinels.memory_sentinel import MemorySentinel
 from outlast.worker.sentinels.neighbour_replay import NeighbourReplay
 from outlast.worker.sentinels.nonfinite_exceptions import NonFiniteExceptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.worker.script.simulated_phases import DiedError, Plain, Session, play
 
+from outlast.errors import PhaseError
 from outlast.worker.script import reachable_values, value_paths
 
 
@@ -68,7 +69,113 @@ EXACT = {
         for i in session.batches(7):
             out.append((session.run(step, i), trainer.count, steps))
         """,
+    "bound by the first step to a class, to its base, and in a slot": """
+        class Meta(type):
+            pass
+        class Base(metaclass=Meta):
+            pass
+        class Trainer(Base):
+            __slots__ = ("count",)
+            @classmethod
+            def calls(cls):
+                cls.called = getattr(cls, "called", 0) + 1
+                Meta.called = getattr(Meta, "called", 0) + 1
+                return cls.called + 10 * Meta.called
+            def step(self, i):
+                self.count = getattr(self, "count", 0) + 1
+                if not hasattr(Base, "seen"):
+                    Base.seen = []
+                Base.seen.append(i)
+                session.step()
+                return self.calls_before + self.count
+            @property
+            def calls_before(self):
+                return sum(Base.seen)
+        trainer = Trainer()
+        def step(i):
+            called = Trainer.calls()
+            return called, trainer.step(i)
+        for i in session.batches(7):
+            out.append((session.run(step, i), tuple(Base.seen)))
+        """,
+    "objects that a defaultdict makes": """
+        class Meter:
+            def __init__(self):
+                self.sum = 0
+            def update(self, value):
+                self.sum += value
+        meters = collections.defaultdict(Meter)
+        def step(i):
+            for name in ("loss", "norm"):
+                meters[name].update(i)
+            session.step()
+            return meters["loss"].sum
+        for i in session.batches(7):
+            out.append((session.run(step, i), meters["norm"].sum))
+        """,
+    "an object that the first step makes, and nothing changes": """
+        class Table:
+            def __init__(self):
+                self.rows, self.layer = {0: 2.0, 1: 3.0}, nn.Linear(1, 1)
+                nn.init.ones_(self.layer.weight.requires_grad_(False))
+        class Box:
+            pass
+        box = Box()
+        def step(i):
+            if not hasattr(box, "table"):
+                box.table = Table()
+            session.step()
+            return box.table.rows[i % 2] * float(box.table.layer.weight)
+        for i in session.batches(7):
+            out.append(session.run(step, i))
+        """,
 }
+
+MADE = {
+    "an object": (
+        "makes played.box.meter", ".meter.sum", "box.meter = Meter()", "box.meter.update(i)"
+    ),
+    "an object whose method is not called yet": (
+        "makes played.box.meter", ".sum", "box.meter = Meter()", "i > 5 and box.meter.update(i)"
+    ),
+    "an object inside of another": (
+        "makes played.box.meter['a'][0]", ".sum", "box.meter = {'a': [Meter()]}",
+        "box.meter['a'][0].update(i)"
+    ),
+    "a bound method": (
+        "makes played.box.meter.__self__", ".sum", "box.meter = Meter().update", "box.meter(i)"
+    ),
+    "a large tensor": (
+        "makes played.box.meter ", ": ", "box.meter = torch.zeros(1 << 19)", "box.meter.add_(i)"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_objects_that_the_first_attempt_makes_and_changes_are_refused(kind: str) -> None:
+    owner, value, make, change = MADE[kind]
+    text = f"""
+        class Box:
+            pass
+        class Meter:
+            def __init__(self):
+                self.sum = 0
+            def update(self, value):
+                self.sum += value
+        box = Box()
+        def step(i):
+            if not hasattr(box, "meter"):
+                {make}
+            {change}
+            session.step()
+        for i in session.batches(7):
+            session.run(step, i)
+        """
+    with pytest.raises(PhaseError) as refused:
+        play(text, Session())
+    assert owner in str(refused.value)
+    assert value in str(refused.value)
+    assert "before the first phase" in str(refused.value)
 
 
 @pytest.mark.parametrize("way", EXACT)

@@ -18,7 +18,7 @@ from outlast.worker.script import unversioned_writes
 from outlast.worker.script.reachable_values import ReachableValues
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.script.unversioned_writes import can_write_unversioned, writes_unversioned
-from outlast.worker.script.value_paths import identities
+from outlast.worker.script.value_fingerprints import identities
 from outlast.worker.state.protected_state import ProtectedState
 
 

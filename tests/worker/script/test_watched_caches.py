@@ -13,7 +13,7 @@ from tests.worker.script.simulated_phases import DiedError, Plain, Session, play
 from outlast.errors import PhaseError
 from outlast.worker.script import reachable_values, value_paths
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
-from outlast.worker.script.value_paths import identities
+from outlast.worker.script.value_fingerprints import identities
 from outlast.worker.state.protected_state import ProtectedState
 
 

@@ -171,9 +171,8 @@ class CarriedVariables:
             self._put(path, codec.decode(saved))
 
     def unbind(self, path: Path) -> None:
-        """Unbind the variable at `path`, which a phase has bound first."""
-        self._first_bound.add(path)
-        self._expected.add(path)
+        """Unbind the variable at `path`, which a phase has bound first, and carry it."""
+        self.expect(path)
         self._files[path] = ""
         with suppress(PathGone):
             self._roots.unbind(path)
@@ -248,6 +247,8 @@ class CarriedVariables:
             if not is_live or self._roots.read(path) is not objects:  # TorchScript gives copies
                 self._roots.write(path, objects)
         except (PathGone, AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
+            if isinstance(error, PathGone) and not self._roots.functions:
+                return  # the dry step makes its owner, and the opening restores again
             raise PhaseError(
                 f"{text(path)} was {_short(value)} on this rank, and this worker's script has no"
                 f" place for it; {ADVICE}"

@@ -7,15 +7,24 @@ bits. Gradients are therefore compared from the second attempt on.
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from outlast.checkpoint.format import codec
 from outlast.errors import PhaseError
 from outlast.worker.script.carried_variables import ADVICE, differing_names
+from outlast.worker.script.reachable_values import ValueSpot
 from outlast.worker.script.value_caches import WatchedCaches
+from outlast.worker.script.value_paths import (
+    Path,
+    Step,
+    attributes_stored_by,
+    is_own_class,
+    text,
+)
 from outlast.worker.state.tensor_digests import local_shard
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -108,6 +117,65 @@ class RepetitionCheck:
         """Return the difference of the attempt that will count from the last rehearsal, if any.
         Later attempts are not compared, unless the function is rehearsed again."""
         return _difference(self._last.pop(key), now, gradients=self._count[key] >= 2)
+
+
+def is_first_bound(
+    path: Path, before: Mapping[Path, ValueSpot], now: Mapping[Path, ValueSpot]
+) -> bool:
+    """Return whether a phase has bound a plain value to a new name of an object or a module:
+    `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
+    if path in before or not now[path].is_plain or path[-1][0] not in ("attr", "name"):
+        return False
+    if len(path) == 2:
+        return path[0][0] == "module"
+    owner, same = before.get(path[:-1]), now.get(path[:-1])
+    return owner is not None and same is not None and owner.value is same.value
+
+
+class MadeObjects:
+    """Objects that the first attempts at a phase make: `if not hasattr(self, "meter"): self.meter =
+    Meter()`. Undoing an attempt leaves them, and what they were when they were made is unknown."""
+
+    def __init__(self, refusals: Refusals) -> None:
+        self._refusals = refusals
+        self._first: dict[str, frozenset[Path]] = {}  # by phase: paths of the first attempt
+
+    def check(self, key: str, before: Mapping[Path, ValueSpot], now: dict[Path, ValueSpot]) -> None:
+        """Refuse, behind the second attempt, the objects that it has changed or that methods of
+        their classes change. What a `defaultdict` made is removed: it makes it again."""
+        for path in [path for path in now if path not in before]:
+            _remove(path, before, now)
+        if key not in self._first:
+            self._first[key] = frozenset(now.keys() - before.keys())
+            return
+        first = self._first[key]
+        for path in sorted(first & before.keys() & now.keys(), key=str):
+            owner, same = before.get(path[:-1]), now.get(path[:-1])
+            old, new = before[path], now[path]
+            is_kept = new.is_plain or old.value is new.value
+            if owner is None or same is None or owner.value is not same.value or not is_kept:
+                continue  # each attempt makes another one
+            is_inside = path[:-1] in first
+            if old.look != new.look or (is_inside and _stores(owner.value, path[-1])):
+                place, name = text(path[:-1] if is_inside else path), key.partition(":")[0]
+                self._refusals.refuse(
+                    f"{name} makes {place} in its first attempt, and can change {text(path)}",
+                    f"make {place} before the first phase, in the same way on each rank",
+                )
+
+
+def _remove(path: Path, before: Mapping[Path, ValueSpot], now: dict[Path, ValueSpot]) -> None:
+    owner = before.get(path[:-1])
+    container = owner.value if owner is not None and path[-1][0] == "key" else None
+    if isinstance(container, defaultdict) and container.default_factory and path in now:
+        container.pop(path[-1][1], None)
+        for inner in [each for each in now if each[: len(path)] == path]:
+            del now[inner]
+
+
+def _stores(owner: Any, step: Step) -> bool:
+    of_own_class = step[0] == "attr" and is_own_class(type(owner))
+    return of_own_class and step[1] in attributes_stored_by(type(owner))
 
 
 def _other_choices(before: bytes, now: bytes | None) -> str:

@@ -14,10 +14,12 @@ from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
 from outlast.worker.script.reachable_values import ReachableValues, ValueSpot
 from outlast.worker.script.repetitions import (
     DRAWS,
+    MadeObjects,
     Refusals,
     RepetitionDifference,
     Unrepeatable,
     WriteNote,
+    is_first_bound,
 )
 from outlast.worker.script.training_loop import (
     GROWING,
@@ -25,7 +27,6 @@ from outlast.worker.script.training_loop import (
     RebindWatch,
     TrainingLoop,
     candidates,
-    is_first_bound,
     large_containers,
     newest_items,
 )
@@ -47,7 +48,6 @@ from outlast.worker.state.optimizer_state import GROUPS
 
 if TYPE_CHECKING:
     from outlast.worker.state.protected_modules import ProtectedModules
-
 
 LISTED_MAX = 20
 LOOKS_AT_LOOP = 3  # step boundaries at which all values are compared
@@ -71,6 +71,7 @@ class ScriptVariables(Refusals):
         self.carried = CarriedVariables(self._roots)
         self._phases: dict[str, dict[Path, ValueSpot]] = {}  # by key: the values before it
         self._changed: dict[str, dict[Path, int]] = {}  # ... and how often each was left changed
+        self._objects = MadeObjects(self)
         self._loops: list[TrainingLoop] | None = None
         self._heads: dict[types.CodeType, int] = {}  # places in code where an epoch begins
         self._has_listed = False
@@ -195,6 +196,7 @@ class ScriptVariables(Refusals):
         self.files.end_attempt(key.partition(":")[0])
         more = self.caches.renew()
         now = (reach := self._reach_of(key)).spots
+        self._objects.check(key, before, now)
         for path, old in before.items():
             new = now.get(path)
             if new is None or new.look == old.look or path in self.carried:
@@ -204,12 +206,11 @@ class ScriptVariables(Refusals):
                 self.carried.put(path, old.saved)
                 now[path], more = old, True
                 continue
-            count = self._changed[key][path] = self._changed[key].get(path, 0) + 1
-            if count == _CHANGED_TWICE:
+            self._changed[key][path] = self._changed[key].get(path, 0) + 1
+            if self._changed[key][path] == _CHANGED_TWICE:
                 self.refuse(f"{key.partition(':')[0]} changes {described(path, old.value)}")
         for path in [path for path in now if is_first_bound(path, before, now)]:
             if path not in self.carried:
-                self.carried.add(path, in_place=False)
                 self.carried.unbind(path)
                 del now[path]
                 more = True
@@ -263,9 +264,8 @@ class ScriptVariables(Refusals):
         self._carry_modes()
         for path, new in self._watch.changes(self._protected()):
             self.refuse(f"the training loop binds {text(path)} to another {type(new).__name__}")
-        for loop in self._loops:
-            if loop.looks < LOOKS_AT_LOOP:
-                self._look_at(loop)
+        for loop in (each for each in self._loops if each.looks < LOOKS_AT_LOOP):
+            self._look_at(loop)
         self._follow_growth()
         if self._loops and self._loops[0].looks == LOOKS_AT_LOOP and not self._has_listed:
             self._has_listed = True

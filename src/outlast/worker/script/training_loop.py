@@ -336,19 +336,6 @@ def _lasting() -> list[DataLoader[object]]:
     ]
 
 
-def is_first_bound(
-    path: Path, before: Mapping[Path, ValueSpot], now: Mapping[Path, ValueSpot]
-) -> bool:
-    """Return whether a phase has bound a plain value to a new name of an object or a module:
-    `self.count += 1` where the class has the 0, or `if not hasattr(self, "count")`."""
-    if path in before or not now[path].is_plain or path[-1][0] not in ("attr", "name"):
-        return False
-    if len(path) == 2:
-        return path[0][0] == "module"
-    owner, same = before.get(path[:-1]), now.get(path[:-1])
-    return owner is not None and same is not None and owner.value is same.value
-
-
 def newest_items(container: Any, count: int) -> Iterator[tuple[Any, Any]]:
     """Yield the last `count` items of a list or dict with their keys, newest first."""
     if not isinstance(container, dict):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from itertools import islice
 from multiprocessing.queues import Queue as ProcessQueue
 from multiprocessing.sharedctypes import Synchronized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -27,6 +27,9 @@ from torch.quasirandom import SobolEngine
 
 from outlast.worker.script.value_encoding import PLAIN, place_in_file, written
 from outlast.worker.script.value_paths import is_own_class
+
+if TYPE_CHECKING:
+    from outlast.worker.state.protected_state import ProtectedState
 
 CONTENT_BYTES_MAX = 64 << 20  # of one array in a container
 CHUNK_BYTES = 1 << 16
@@ -247,3 +250,24 @@ def scripted_values(module: nn.Module) -> Iterator[tuple[tuple[str, Any], Any]]:
             value = getattr(module, name)
             if not isinstance(value, torch.Tensor):
                 yield ("attr", name), value
+
+
+def identities(protected: ProtectedState) -> set[int]:
+    """Return the ids of all protected objects and of their parts."""
+    found = {id(part) for part in (*protected.tree.parts, *protected.tree.parameters())}
+    found |= {id(buffer) for buffer in protected.tree.buffers().values()}
+    todo: list[Any] = [
+        *protected.modules.values(),
+        *protected.optimizers.values(),
+        *protected.objects.values(),
+        *protected.generators.values(),
+        *(loader for loader in protected.loaders if loader is not None),
+        *protected.own.values(),
+    ]
+    while todo:
+        value = todo.pop()
+        found.add(id(value))
+        if isinstance(value, (dict, list)):
+            inner = value.values() if isinstance(value, dict) else value
+            todo += [each for each in inner if isinstance(each, (dict, list))]
+    return found

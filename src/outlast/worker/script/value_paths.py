@@ -30,18 +30,15 @@ from __future__ import annotations
 import ctypes
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from outlast.worker.script.bytecode import is_own_file, names_of
 from outlast.worker.script.process_modes import ENVIRONMENT, TORCH_MODES
-
-if TYPE_CHECKING:
-    from outlast.worker.state.protected_state import ProtectedState
 
 
 @cache
@@ -151,18 +148,26 @@ class PathRoots:
 
     def unbind(self, path: Path) -> None:
         """Unbind the name at `path` in its owner. Raises PathGone if the owner does not exist."""
-        names = self._names_of_owner(path)
-        if names is not None:
-            names.pop(path[-1][1], None)
+        names, name, owner = self._names_of_owner(path), path[-1][1], self.read(path[:-1])
+        if isinstance(names, dict) and name in names:
+            del names[name]
+        elif isinstance(owner, type):
+            for base in owner.__mro__:
+                if name in vars(base) and is_own_class(base):
+                    type.__delattr__(base, name)
+        elif path[-1][0] == "attr" and _is_slot(owner, name) and hasattr(owner, name):
+            object.__delattr__(owner, name)
 
-    def _names_of_owner(self, path: Path) -> dict[str, Any] | None:
-        """Return the namespace of an object or a module; None for other owners."""
+    def _names_of_owner(self, path: Path) -> Mapping[str, Any] | None:
+        """Return the namespace of an object, a class or a module; None for other owners."""
         kind, owner = path[-1][0], self.read(path[:-1])
         if kind == "name" and isinstance(owner, types.FrameType):
             return owner.f_locals  # `unbind` has no effect: a loop's code does not run again
         is_one = isinstance(owner, types.ModuleType) if kind == "name" else kind == "attr"
-        names = getattr(owner, "__dict__", None)
-        return names if is_one and isinstance(names, dict) else None
+        names = getattr(
+            owner, "__dict__", {} if kind == "attr" and _is_slot(owner, path[-1][1]) else None
+        )
+        return names if is_one and isinstance(names, Mapping) else None
 
     def place(self, path: Path) -> tuple[Any, ...] | None:
         """Return an identity of the variable at `path`, equal for all paths that lead to it; None
@@ -200,8 +205,13 @@ def _has(owner: Any, name: str) -> bool:
         if any(name in table for table in tables):
             return True
     is_scripted = isinstance(owner, torch.jit.ScriptModule)
-    is_slot = isinstance(getattr(type(owner), name, None), types.MemberDescriptorType)
-    return (is_scripted or is_slot) and hasattr(owner, name)
+    if isinstance(owner, type):
+        return any(name in vars(base) for base in owner.__mro__)
+    return (is_scripted or _is_slot(owner, name)) and hasattr(owner, name)
+
+
+def _is_slot(owner: Any, name: str) -> bool:
+    return isinstance(getattr(type(owner), name, None), types.MemberDescriptorType)
 
 
 def root_of(frame: types.FrameType) -> Step:
@@ -369,24 +379,3 @@ def cached_properties(kind: type) -> list[str]:
     """Return the names of cached properties of a class of the script."""
     members = (item for base in kind.__mro__ if is_own_class(base) for item in vars(base).items())
     return [name for name, member in members if isinstance(member, cached_property)]
-
-
-def identities(protected: ProtectedState) -> set[int]:
-    """Return the ids of all protected objects and of their parts."""
-    found = {id(part) for part in (*protected.tree.parts, *protected.tree.parameters())}
-    found |= {id(buffer) for buffer in protected.tree.buffers().values()}
-    todo: list[Any] = [
-        *protected.modules.values(),
-        *protected.optimizers.values(),
-        *protected.objects.values(),
-        *protected.generators.values(),
-        *(loader for loader in protected.loaders if loader is not None),
-        *protected.own.values(),
-    ]
-    while todo:
-        value = todo.pop()
-        found.add(id(value))
-        if isinstance(value, (dict, list)):
-            inner = value.values() if isinstance(value, dict) else value
-            todo += [each for each in inner if isinstance(each, (dict, list))]
-    return found
