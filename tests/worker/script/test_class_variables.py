@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 from tests.worker.script.simulated_phases import DiedError, Plain, Session, play
 
 from outlast.errors import PhaseError
 from outlast.worker.script import reachable_values, value_paths
+from outlast.worker.script.carried_variables import CarriedVariables
+from outlast.worker.script.value_paths import PathRoots
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +193,28 @@ def test_a_redo_and_a_successor_compute_what_the_script_alone_computes(way: str)
         with pytest.raises(DiedError) as died:
             play(text, Session(die=place))
         assert play(text, Session(slot=died.value.slot, begin=place)) == alone
+
+
+@pytest.mark.parametrize("undone", [True, False])
+def test_values_wait_for_an_object_that_the_first_attempt_makes(
+    monkeypatch: pytest.MonkeyPatch, undone: bool
+) -> None:
+    script = types.ModuleType("a_script")
+    monkeypatch.setitem(sys.modules, script.__name__, script)
+    path = (("module", script.__name__), ("name", "box"), ("attr", "table"), ("attr", "rows"))
+    script.box = types.SimpleNamespace(table=types.SimpleNamespace(rows=[7]))
+    before = CarriedVariables(PathRoots())
+    before.add(path, in_place=True)
+    saved = before.state()
+    script.box = types.SimpleNamespace()
+    carried = CarriedVariables(PathRoots())
+    carried.restore(saved)
+    carried.restore_ownerless(undone=False)  # nothing has made it yet
+    script.box.table = types.SimpleNamespace(rows=[1])
+    if undone:
+        carried.restore_ownerless(undone=True)
+        assert script.box.table.rows == [7]
+        carried.restore_ownerless(undone=False)
+    else:
+        with pytest.raises(PhaseError, match=r"rows was \[7\] .* no place for it"):
+            carried.restore_ownerless(undone=False)

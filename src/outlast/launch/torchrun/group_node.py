@@ -308,7 +308,8 @@ class _Member:
         try:
             while fault := await self._ranks.next_failure():
                 self.report(fault)
-        except TimeoutError as error:  # a process survives SIGKILL
-            self.report(events.Fault(kind="internal", detail=str(error)))
+        except Exception as error:  # noqa: BLE001 - the node that decides must learn of it
+            detail = f"{type(error).__name__}: {error}"  # such as a process that survives SIGKILL
+            self.report(events.Fault(kind="internal", detail=detail))
             return
         self._beating.link.send(RanksEnded(attempt=self._attempt))

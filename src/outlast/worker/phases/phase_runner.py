@@ -287,6 +287,7 @@ class PhaseRunner:
             return
         self.protected_state().completed(attempt.key)
         self.script.complete_phase(attempt.key)
+        self.script.carried.restore_ownerless(undone=False)
         commit_gate.must_not_have_chosen(attempt, self.protected_state().own_choices(attempt.key))
         commit_gate.must_have_waited(self._groups.unfinished(), attempt)
 

@@ -49,6 +49,7 @@ class CarriedVariables:
         self._expected: set[Path] = set()  # of these, the ones still unbound
         self._pending: dict[Path, Any] = {}  # of phases whose function is not known yet
         self._running: dict[Path, frozenset[types.FrameType]] = {}  # since then
+        self._ownerless: dict[Path, Any] = {}  # saved values that have no place yet
         self._files: dict[Path, str] = {}  # names of files being read, "" for other values
 
     def __contains__(self, path: Path) -> bool:
@@ -236,6 +237,7 @@ class CarriedVariables:
             live = None if self._roots.is_unbound(path) else self._roots.read(path)
         except PathGone:
             live = None
+        self._ownerless.pop(path, None)
         try:
             if _same(live, value):
                 return
@@ -248,11 +250,19 @@ class CarriedVariables:
                 self._roots.write(path, objects)
         except (PathGone, AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
             if isinstance(error, PathGone) and not self._roots.functions:
-                return  # the dry step makes its owner, and the opening restores again
-            raise PhaseError(
-                f"{text(path)} was {_short(value)} on this rank, and this worker's script has no"
-                f" place for it; {ADVICE}"
-            ) from error
+                self._ownerless[path] = value  # perhaps its first phase makes the owner
+                return
+            raise _without_place(path, value) from error
+
+    def restore_ownerless(self, *, undone: bool) -> None:
+        """Restore values whose owners a phase has made, if that attempt does not count (`undone`).
+        Raises PhaseError if it does: it has read others."""
+        for path, value in list(self._ownerless.items()):
+            with suppress(PathGone):
+                self._roots.read(path[:-1])
+                if not undone:
+                    raise _without_place(path, value)
+                self._put(path, value)
 
 
 def unpack_paths(saved: Mapping[str, Any]) -> list[tuple[Path, bool]]:
@@ -328,6 +338,13 @@ def _must_encode(path: Path, value: Any) -> None:
             f" cannot be serialized ({error}): a redo or a replacement worker would continue with"
             f" another value; {ADVICE}"
         ) from error
+
+
+def _without_place(path: Path, value: Any) -> PhaseError:
+    return PhaseError(
+        f"{text(path)} was {_short(value)} on this rank, and this worker's script has no place for"
+        f" it; {ADVICE}"
+    )
 
 
 def _short(value: Any) -> str:
