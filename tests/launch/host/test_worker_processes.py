@@ -261,7 +261,7 @@ def test_torchruns_environment(stage: Stage, monkeypatch: pytest.MonkeyPatch) ->
             "ROLE_NAME": "default", "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(crew.master_port),
             "TORCHELASTIC_RUN_ID": "job7", "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCHELASTIC_MAX_RESTARTS": "2", "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MINE": "kept",
         }.items():  # fmt: skip
             assert seated[name] == value, name

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -54,7 +55,7 @@ class Nodes:
             if backend != "static":  # torchrun takes the host's name else, which must resolve
                 flags += [f"--rdzv-backend={backend}", "--local-addr=127.0.0.1"]
             ours = ["run", f"--run-dir={self.pair.tmp_path / 'run'}", f"--token-file={token}"]
-            python = [shutil.which("python") or "python", "-m", self.launcher]
+            python = [sys.executable, "-m", self.launcher]
             command = [*python, *(ours if self.launcher == "outlast" else []), *flags, *args]
             self.running.append(
                 subprocess.Popen(

@@ -75,7 +75,8 @@ class StepRehearsal:
     def end(self, attempt: PhaseAttempt) -> bool:
         """Take note of a refused attempt; return whether its function is rehearsed by now."""
         key, rehearsed = attempt.key, self._joining.rehearsed_here
-        self._script.carried.restore_ownerless(undone=True)
+        if self._script.carried.restore_ownerless(undone=True):
+            self.check.widened(key)
         if attempt.rehearsed and key not in rehearsed and self._script.end_rehearsal(key):
             self.check.widened(key)
         if attempt.rehearsed or attempt.disputed:

@@ -254,15 +254,17 @@ class CarriedVariables:
                 return
             raise _without_place(path, value) from error
 
-    def restore_ownerless(self, *, undone: bool) -> None:
-        """Restore values whose owners a phase has made, if that attempt does not count (`undone`).
-        Raises PhaseError if it does: it has read others."""
+    def restore_ownerless(self, *, undone: bool) -> bool:
+        """Restore values whose owners a phase has made, if that attempt does not count (`undone`);
+        return whether there were any. Raises PhaseError if it does: it has read others."""
+        count = len(self._ownerless)
         for path, value in list(self._ownerless.items()):
             with suppress(PathGone):
                 self._roots.read(path[:-1])
                 if not undone:
                     raise _without_place(path, value)
                 self._put(path, value)
+        return len(self._ownerless) < count
 
 
 def unpack_paths(saved: Mapping[str, Any]) -> list[tuple[Path, bool]]:
