@@ -161,7 +161,7 @@ def members(world: int) -> st.SearchStrategy[set[int] | None]:
 
 
 @pytest.mark.parametrize("kind", DEALT)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_each_sample_is_trained_once(kind: str, data: st.DataObject) -> None:
     world = data.draw(st.integers(2, 5))

@@ -46,7 +46,7 @@ def plainly(name: str) -> list[str]:
 
 
 QUICK = {"counting-persistent"}
-EXTENDED = {"lazy-dice-workers", "stream-workers", "bookmarked-workers"}
+EXTENDED = {"lazy-dice-workers", "stream-workers", "bookmarked-workers", "drawn-again"}
 
 
 def _cases() -> list[object]:
