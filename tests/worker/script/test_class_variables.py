@@ -6,12 +6,15 @@ import sys
 import types
 
 import pytest
+import torch
 from tests.worker.script.simulated_phases import DiedError, Plain, Session, play
+from torch import nn
 
-from outlast.errors import PhaseError
+from outlast.errors import PhaseError, ProtectError
 from outlast.worker.script import reachable_values, value_paths
 from outlast.worker.script.carried_variables import CarriedVariables
 from outlast.worker.script.value_paths import PathRoots
+from outlast.worker.state.protected_modules import BufferSnapshot, ModuleBuffers, ProtectedModules
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +221,20 @@ def test_values_wait_for_an_object_that_the_first_attempt_makes(
     else:
         with pytest.raises(PhaseError, match=r"rows was \[7\] .* no place for it"):
             carried.restore_ownerless(undone=False)
+
+
+def test_a_buffer_that_an_undone_attempt_registers_is_refused_if_it_changes() -> None:
+    model = nn.Linear(1, 1)
+    buffers = ModuleBuffers(ProtectedModules({"model": model}))
+    first = BufferSnapshot(buffers, everything=True)
+    model.register_buffer("mask", torch.ones(1))
+    model.register_buffer("count", torch.ones(1))
+    first.must_fit()
+    second = BufferSnapshot(buffers, everything=True)
+    second.must_fit()
+    model.get_buffer("count").add_(1)
+    with pytest.raises(ProtectError, match=r"model\.count, .*register it before protect"):
+        second.must_fit()
+    later = BufferSnapshot(buffers, everything=False)  # the function is known
+    model.get_buffer("count").add_(1)
+    later.must_fit()

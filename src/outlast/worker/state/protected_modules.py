@@ -38,6 +38,8 @@ from outlast.worker.state.tensor_digests import (
 
 _TRAINING, _REQUIRES_GRAD = attrgetter("training"), attrgetter("requires_grad")
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
+_PARAMETER_HOOKS = "_post_accumulate_grad_hooks"
+_REGISTER = "an undone attempt has left it behind; register it before protect()"
 _HOOKS_MAX = 1 << 30  # for a module that is new
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -220,6 +222,7 @@ class ModuleBuffers:
 
     def __init__(self, modules: ProtectedModules) -> None:
         self.named = modules.buffers
+        self.added: set[str] = set()  # by attempts that were refused
         self._changing: set[str] = set()
         self._late: set[str] = set()
         self._phases = 0
@@ -355,10 +358,13 @@ class BufferSnapshot:
             del now[name]
 
     def must_fit(self) -> None:
-        """Raise ProtectError if a buffer has another shape or dtype than before."""
-        named = self._buffers.named()
+        """Raise ProtectError if a buffer cannot be put back, or what it was is not known."""
+        named, added = self._buffers.named(), self._buffers.added
+        added |= named.keys() - self._kept.keys() - self._trusted.keys()
         for key, value in self._kept.items():
             now = named.get(key)
+            if self._by_value and key in added and not (now is None or torch.equal(now, value)):
+                raise ProtectError(f"{key}, a buffer of a phase's own, changes: {_REGISTER}")
             if now is None or now.shape != value.shape or now.dtype != value.dtype:
                 found = "gone" if now is None else f"{tuple(now.shape)} {now.dtype}"
                 raise ProtectError(
@@ -389,11 +395,5 @@ def _version(buffer: torch.Tensor) -> tuple[int, int]:
 
 def _count_hooks(part: nn.Module) -> int:
     """Return how many hooks a module and its own parameters have."""
-    of_parameters = (
-        hooks
-        for parameter in part.parameters(recurse=False)
-        for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks)  # noqa: SLF001 - torch has no other list of them
-    )
-    return sum(len(vars(part).get(name, ())) for name in _HOOKS) + sum(
-        len(hooks) for hooks in of_parameters if hooks
-    )
+    owners, names = (part, *part.parameters(recurse=False)), (*_HOOKS, _PARAMETER_HOOKS)
+    return sum(len(getattr(owner, name, None) or ()) for owner in owners for name in names)
