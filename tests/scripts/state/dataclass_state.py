@@ -1,5 +1,4 @@
 """A dataclass as the training state, handed to protect as it is."""
-# refused: cannot protect 'progress' (Progress)
 
 from dataclasses import dataclass
 
