@@ -108,3 +108,62 @@ def test_the_newest_run_is_taken_where_none_is_given(
         "report.svg",
     ]
     assert main(["report", "--out", "missing"]) == EXIT_USER_ERROR
+
+
+MAKES_A_TABLE = """
+import os, signal, sys
+from pathlib import Path
+import torch
+import outlast
+session = outlast.init()
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.protect(model=model, optimizer=optimizer)
+class Table:
+    def __init__(self):
+        self.rows = [1.0, 2.0]
+class Box:
+    pass
+box = Box()
+def train_step():
+    if not hasattr(box, "table"):
+        box.table = Table()
+    if session.step_index >= 5:
+        box.table.rows[0] += 0.5
+    optimizer.zero_grad()
+    (model(torch.ones(1, 2)) * box.table.rows[0]).square().mean().backward()
+    optimizer.step()
+for _ in session.batches(None, until=12):
+    if session.step_index == 10 and not Path(sys.argv[1]).exists():
+        Path(sys.argv[1]).touch()
+        os.kill(int(os.environ["LAUNCHER"]), signal.SIGKILL)
+        signal.pause()
+    session.run(train_step)
+print("end", box.table.rows, model.weight.tolist(), flush=True)
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.process
+def test_a_resumed_run_has_what_the_first_step_made_and_later_ones_changed(tmp_path: Path) -> None:
+    script, ends = tmp_path / "train.py", list[str]()
+    script.write_text(MAKES_A_TABLE)
+    (tmp_path / "done").touch()
+    for mark in ("done", "stopped"):
+        run_dir = tmp_path / f"run-{mark}"
+        flags = ["--plain", "--nproc-per-node=1", "--checkpoint-every=4", f"--run-dir={run_dir}"]
+        command = shlex.join([*OUTLAST, "run", *flags, str(script), str(tmp_path / mark)])
+        started = ["sh", "-c", f"LAUNCHER=$$ exec {command}"]
+        run = subprocess.run(started, capture_output=True, text=True, timeout=100)
+        if mark == "stopped":
+            assert run.returncode == -signal.SIGKILL, run.stdout + run.stderr
+            run = subprocess.run(
+                [*OUTLAST, "run", "--resume", str(run_dir), "--plain"],
+                capture_output=True, text=True, timeout=100,
+            )  # fmt: skip
+            assert "resumed at step 8" in run.stderr
+        assert run.returncode == EXIT_DONE, run.stdout + run.stderr
+        ends += re.findall(r"end \[.*", run.stdout)
+    assert ends[0] == ends[1]
+    assert ends[0].startswith("end [4.5, 2.0]")

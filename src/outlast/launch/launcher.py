@@ -306,11 +306,7 @@ class _Launcher:
 
     @contextlib.contextmanager
     def _signals(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        numbers = [
-            number
-            for number in (signal.Signals[name] for name in self._plan.stop_signals)
-            if signal.getsignal(number) is not signal.SIG_IGN  # keep signals ignored by nohup
-        ]
+        numbers = notice_flags.stop_numbers(self._plan.stop_signals)
         for number in numbers:
             loop.add_signal_handler(number, self._on_request, number)
         notices = notice_flags.numbers(self._plan.notices.signals)

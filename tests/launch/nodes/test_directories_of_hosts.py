@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launch.nodes.test_node_meeting import KEY, PLACE, free_port, in_a_loop
+from tests.launch.nodes.test_node_meeting import KEY, PLACE, free_port, in_a_loop, join
 
 from outlast.errors import OutlastError, RunDirError
 from outlast.launch import run_directory
 from outlast.launch.nodes import own_directories
 from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_flags import NodeFlags
-from outlast.launch.nodes.node_joining import join
 from outlast.launch.nodes.node_meeting import NodeMeeting
 from outlast.launch.nodes.own_directories import OwnDirectories
 from outlast.launch.run_directory import RunDir

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from outlast.errors import ConfigError, OutlastError
+from outlast.launch.nodes import node_joining
 from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_flags import NodeFlags
-from outlast.launch.nodes.node_joining import join
 from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
 from outlast.transport.node_link import (
     NodeAccepted,
@@ -40,6 +40,13 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
         asyncio.run(test(**fixtures))
 
     return run
+
+
+async def join(*args: Any, **kwargs: Any) -> tuple[str, NodeAccepted]:
+    """Take part in a meeting; return this host's address and its place, without the connection."""
+    link, place = await node_joining.join(*args, **kwargs)
+    await link.close()
+    return link.address, place
 
 
 class Hall:

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.launch.nodes.test_node_meeting import KEY, PLACE, free_port, in_a_loop
+from tests.launch.nodes.test_node_meeting import KEY, PLACE, free_port, in_a_loop, join
 
 from outlast.controller.member_tables import AgentRecord, NodePlacement
 from outlast.errors import ConfigError, OutlastError
 from outlast.launch.controller_shell import RunningNodes
 from outlast.launch.nodes.node_facts import NodeIdentity
-from outlast.launch.nodes.node_joining import LiveRun, join, open_ledger
+from outlast.launch.nodes.node_joining import LiveRun, open_ledger
 from outlast.launch.nodes.own_directories import PROOF
 from outlast.launch.nodes.running_meeting import RunningMeeting
 from outlast.launch.terms.run_identity import RunningJob

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 from tests.end_to_end.conftest import wait_for
-from tests.launch.nodes.test_node_meeting import PLACE, Hall, in_a_loop
+from tests.launch.nodes.test_node_meeting import PLACE, Hall, in_a_loop, join
 
 from outlast.launch.nodes.endpoint_listener import HELLO_BYTES_MAX, STRANGERS_MAX
-from outlast.launch.nodes.node_joining import join
 from outlast.transport import node_link, stranger_table
 
 FLOOD = 10_000

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.launch.nodes.certificates import Authority
-from tests.launch.nodes.test_node_meeting import Hall, in_a_loop
+from tests.launch.nodes.test_node_meeting import Hall, in_a_loop, join
 
 from outlast.controller import inputs
 from outlast.errors import ConfigError
@@ -22,7 +22,6 @@ from outlast.launch.agent_listener import AgentListener, NodeListener
 from outlast.launch.host.agent_link import AgentLink
 from outlast.launch.nodes.node_facts import NodeIdentity
 from outlast.launch.nodes.node_flags import NodeFlags
-from outlast.launch.nodes.node_joining import join
 from outlast.launch.nodes.node_meeting import NodeMeeting
 from outlast.launch.terms.run_identity import RunningJob
 from outlast.transport import channel, messages

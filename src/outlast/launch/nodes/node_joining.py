@@ -134,21 +134,6 @@ async def join(
     note: Callable[[str], None],
     folders: Sequence[Path] = (),
     live: LiveRun | None = None,
-) -> tuple[str, NodeAccepted]:
-    """Take part in the meeting; return this host's address and this node's place in the run, as
-    `join_group` does, and close the connection."""
-    link, answer = await join_group(identity, run_dir, timeout_s, note, folders, live)
-    await link.close()
-    return link.address, answer
-
-
-async def join_group(
-    identity: NodeIdentity,
-    run_dir: Path,
-    timeout_s: float,
-    note: Callable[[str], None],
-    folders: Sequence[Path] = (),
-    live: LiveRun | None = None,
 ) -> tuple[NodeLink, NodeAccepted]:
     """Take part in the meeting; return its connection, and this node's place in the run.
     `folders`: see NodeMeeting.

@@ -32,7 +32,7 @@ from outlast.launch.torchrun.group_node import GroupNode, GroupSeat
 from outlast.launch.torchrun.worker_commands import is_unmodified
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.telemetry.event_store import EventClock, EventWriter
-from outlast.transport.node_link import run_token
+from outlast.transport.node_link import NodeAccepted, NodeLink, run_token
 
 SHOW = Callable[[Path], Display]
 _SHARED = OwnDirectories(None, "an unmodified script needs the one of all nodes")
@@ -194,31 +194,48 @@ async def _begin_group(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd
         record.close()
 
 
-async def _take_part_in_group(entry: NodeEntry, lock_fd: int, show: SHOW) -> NodeEnd:
-    """Start and end ranks of a script that calls no `init()`, for the node that decides."""
+class _Joined(NamedTuple):
+    """A node that was accepted: its connection with the meeting, its place, and its record."""
+
+    link: NodeLink
+    place: NodeAccepted
+    run_dir: RunDir
+    record: DisplayRecord
+    clock: EventClock
+
+
+async def _join(entry: NodeEntry, lock_fd: int, show: SHOW) -> _Joined:
+    """Meet the node that leads the run."""
     plan, identity, durable, live = entry
     path, clock = Path(plan.run_dir), EventClock()
     display = show(path)
 
     def tell(text: str) -> None:
+        """Display a note before this node's first event."""
         display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
 
     try:
-        link, place = await node_joining.join_group(
+        link, place = await node_joining.join(
             identity, path, plan.limits.hello_s, tell, own_directories.folders_of(durable), live
         )
-    except BaseException:
+    except BaseException:  # Ctrl-C as well: the terminal is as it was
         display.close()
         raise
-    token = run_token(identity.key, place.run_nonce)
-    link.use_key(token)
-    if plan.master_port is None:
-        plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
     run_dir = own_directories.place_of(plan, place, lock_fd)
     run_directory.place_logs(run_dir, plan.log_dir, plan.run_id)
     name = f"agent-{identity.host}-{place.term:06d}"
     writer = EventWriter(run_dir.room("events"), name, clock, in_thread=True)
-    record = DisplayRecord(writer, display)
+    return _Joined(link, place, run_dir, DisplayRecord(writer, display), clock)
+
+
+async def _take_part_in_group(entry: NodeEntry, lock_fd: int, show: SHOW) -> NodeEnd:
+    """Start and end ranks of a script that calls no `init()`, for the node that decides."""
+    plan, identity = entry.plan, entry.identity
+    link, place, run_dir, record, clock = await _join(entry, lock_fd, show)
+    token = run_token(identity.key, place.run_nonce)
+    link.use_key(token)
+    if plan.master_port is None:
+        plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
     try:
         seat = GroupSeat(plan, identity.host, link.address, token, place.hosts)
         node = GroupNode(seat, run_dir, record, clock)
@@ -240,35 +257,17 @@ async def _fetch_journals(plan: RunPlan, run_dir: RunDir) -> TermStore | None:
 
 async def _take_part(entry: NodeEntry, lock_fd: int, show: SHOW) -> NodeEnd:
     """Take part in a run that another node leads, from its start or later."""
-    plan, identity, durable, live = entry
-    path, clock = Path(plan.run_dir), EventClock()
-    display = show(path)
-
-    def tell(text: str) -> None:
-        """Display a note before this node's first event."""
-        display.event(events.Note(t_ns=clock.now_ns(), worker="", seat=-1, text=text))
-
-    try:
-        address, place = await node_joining.join(
-            identity, path, plan.limits.hello_s, tell, own_directories.folders_of(durable), live
-        )
-    except BaseException:
-        display.close()
-        raise
-    run_dir = own_directories.place_of(plan, place, lock_fd)
-    run_directory.place_logs(run_dir, plan.log_dir, plan.run_id)
-    name = f"agent-{identity.host}-{place.term:06d}"
-    record = DisplayRecord(
-        EventWriter(run_dir.room("events"), name, clock, in_thread=True), display
-    )
-    node_facts.choose_interface(address)
+    plan, identity, durable, _ = entry
+    link, place, run_dir, record, clock = await _join(entry, lock_fd, show)
+    await link.close()
+    node_facts.choose_interface(link.address)
     plan = replace(plan, master_addr=place.master_addr, master_port=place.master_port)
     token = run_token(identity.key, place.run_nonce)
     ledger = open_ledger(plan, place.run, place.home)
     setting = NodeSetting(
         plan,
         identity,
-        address,
+        link.address,
         place.hosts,
         place.domains,
         token,

@@ -310,11 +310,7 @@ class RunNode:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = [
-            number
-            for number in (signal.Signals[name] for name in self._plan.stop_signals)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        ]
+        numbers = notice_flags.stop_numbers(self._plan.stop_signals)
         for number in numbers:
             loop.add_signal_handler(number, self._request_stop, f"{number.name} to the launcher")
         notices = notice_flags.numbers(self._plan.notices.signals)

@@ -93,6 +93,11 @@ def numbers(names: tuple[str, ...]) -> tuple[signal.Signals, ...]:
     return tuple(signal.Signals[name] for name in names)
 
 
+def stop_numbers(names: tuple[str, ...]) -> list[signal.Signals]:
+    """Return the signals of these names, without those that are ignored, as by nohup."""
+    return [each for each in numbers(names) if signal.getsignal(each) is not signal.SIG_IGN]
+
+
 def _seconds(text: str) -> float:
     try:
         found = quantities.measured(quantities.SECONDS, text, text, "30s")

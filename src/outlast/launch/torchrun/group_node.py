@@ -20,6 +20,7 @@ from outlast.errors import EXIT_GAVE_UP, EXIT_INTERRUPTED
 from outlast.launch.host.keeper_pool import KeeperSite
 from outlast.launch.host.worker_family import become_subreaper
 from outlast.launch.host.worker_pool import WorkerHandle, WorkerPool
+from outlast.launch.notices import notice_flags
 from outlast.launch.run_directory import SAVE_REFUSED, SAVE_SIGNAL, RunDir
 from outlast.launch.run_display import Console, DisplayRecord
 from outlast.launch.timed_faults import TimedFaults
@@ -212,11 +213,7 @@ class GroupNode:
     @contextlib.contextmanager
     def _signals(self, on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = [
-            number
-            for number in (signal.Signals[name] for name in self._plan.stop_signals)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        ]
+        numbers = notice_flags.stop_numbers(self._plan.stop_signals)
         for number in numbers:
             loop.add_signal_handler(number, self._take_signal, number, on_signal)
         saves = SAVE_SIGNAL not in numbers
