@@ -122,7 +122,8 @@ def test_too_little_memory_is_said_before_anything(
         ("a.py", "import torch", "2:3", True),
         ("a.py", "import torch", "2", False),
         ("a.py", "import outlast", "2:3", False),
-        ("a.sh", "", "2:3", False),
+        ("a.sh", "", "2:3", True),
+        ("a.sh", "exec python train.py  # calls outlast.init()", "2:3", False),
     ],
 )
 def test_spare_nodes_of_an_unmodified_script(
@@ -138,7 +139,8 @@ def test_spare_nodes_of_an_unmodified_script(
     script.chmod(0o755)
     plan = torchrun_arguments.parse([*flags, str(script)])
     if is_refused:
-        with pytest.raises(ConfigError, match=r"a\.py does not name outlast.*nothing was started"):
+        words = r"a\.(py|sh) does not name outlast.*nothing was started"
+        with pytest.raises(ConfigError, match=words):
             preflight.check_node(plan)
     else:
         assert preflight.check_node(plan) == []

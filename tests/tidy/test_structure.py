@@ -75,7 +75,7 @@ from pathlib import Path
 # Steps of frameworks with several batches, Accelerate with a loop of its own: 6, 1,100.
 # Scripts of torchft, on a stack of their own, and torchtitan: 8 with tests, 1,350.
 CEILINGS = {
-    "modules": 713,
+    "modules": 715,
     "folders of more than 16 modules": 0,
     "file names twice": 0,
     "public class names twice": 0,
@@ -84,7 +84,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 147_050,
+    "lines": 147_300,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

@@ -51,7 +51,7 @@ def check_node(plan: RunPlan) -> list[DurableTarget]:
 def _check_group(plan: RunPlan) -> None:
     """Raise ConfigError for spare nodes of a script that does not name Outlast: torchrun would give
     them ranks, in a larger world."""
-    if plan.node.spare_nodes and is_unmodified(plan.script):
+    if plan.node.spare_nodes and is_unmodified(plan.command):
         nodes = plan.node.nodes
         raise ConfigError(
             f"--nnodes {nodes}:{plan.node.total}: {plan.script} does not name outlast, and an"

@@ -155,7 +155,7 @@ def parse(argv: list[str]) -> RunPlan:
         max_restarts=given.max_restarts,
         master_addr=store.address,
         master_port=store.port,
-        agent_store=store.is_agents and may_be_unmodified(script, node.total),
+        agent_store=store.is_agents and may_be_unmodified(command, node.total),
         log_dir=given.log_dir,
         **streams._asdict(),
         stop_signals=_signals(given.signals_to_handle),

@@ -114,11 +114,19 @@ def is_dead(pid_file: Path) -> bool:
 
 @EXTENDED
 @pytest.mark.parametrize(
-    ("backend", "act"),
-    [("static", ""), ("c10d", ""), ("static", "restart all"), ("static", "env://")],
+    ("backend", "act", "form"),
+    [
+        ("static", "", ()),
+        ("c10d", "", ("-m", PROBE.stem)),
+        ("static", "restart all", ()),
+        ("static", "restart all", ("--no-python", sys.executable, "-u", PROBE.name)),
+        ("static", "env://", ()),
+    ],
 )
-def test_ranks_of_both_nodes_find_the_same(pair: Pair, backend: str, act: str) -> None:
-    flags = (*TWO, "--rdzv-id=77", "--max-restarts=2", PROBE.name, "--lr=0.1")
+def test_ranks_of_both_nodes_find_the_same(
+    pair: Pair, backend: str, act: str, form: tuple[str, ...]
+) -> None:
+    flags = (*TWO, "--rdzv-id=77", "--max-restarts=2", *(form or (PROBE.name,)), "--lr=0.1")
     theirs, ours = (
         Nodes(pair, launcher).run(*flags, act=act, backend=backend)
         for launcher in ("torch.distributed.run", "outlast")

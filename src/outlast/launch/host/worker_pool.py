@@ -131,7 +131,7 @@ class WorkerPool:
 
     def names_outlast(self) -> bool:
         """Return whether the script's text contains "outlast"; otherwise no Hello is expected."""
-        return bool(names_outlast(self.plan.script))
+        return bool(names_outlast(self.plan.command))
 
     def start(self, post: WorkerPost) -> WorkerHandle:
         """Start one worker: a fork of the template if one can be claimed.

@@ -19,6 +19,7 @@ import msgspec
 from outlast import __version__, config
 from outlast.errors import ConfigError
 from outlast.launch.nodes.failure_domains import domain_of
+from outlast.launch.torchrun.worker_commands import source_files
 from outlast.launch.torchrun_arguments import RunPlan
 from outlast.transport.node_link import NodeHello, users_key
 from outlast.transport.tls import NodeTls, PeerTls, TlsFiles, check_name
@@ -223,7 +224,7 @@ def _facts(plan: RunPlan) -> dict[str, str]:
         "store of terms (--term-store)": plan.node.term_store or "files",
         "recovery policy (--policy)": f"{plan.policy.name}, digest {plan.policy.digest}",
         "script": plan.script,
-        "digest of the script": _digest(plan.script),
+        "digest of the script": _digest(plan),
     }
     for name in RunPlan.__struct_fields__:
         if name not in _OWN:
@@ -238,8 +239,12 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _digest(script: str) -> str:
+def _digest(plan: RunPlan) -> str:
+    """Return the digest of the script, or of what `-m` executes. Programs may differ."""
+    is_module = plan.script.startswith("-m ")
+    files = source_files(plan.command) if is_module else [Path(plan.script)]
     try:
-        return hashlib.blake2b(Path(script).read_bytes(), digest_size=8).hexdigest()
+        text = b"".join(file.read_bytes() for file in files)
     except OSError:
-        return "none"  # a module or a program
+        return "none"  # a program on the search path
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

@@ -67,9 +67,9 @@ def serve(plan: RunPlan, show: SHOW) -> NodeEnd:
             run_dir.lock_fds += (lock_fd,)
             identity = identity._replace(node_rank=0)
             entry = NodeEntry(plan, identity, durable, live)
-            begin = _begin_group if is_unmodified(plan.script) else _begin
+            begin = _begin_group if is_unmodified(plan.command) else _begin
             return asyncio.run(begin(entry, run_dir, show))
-        take_part = _take_part_in_group if is_unmodified(plan.script) else _take_part
+        take_part = _take_part_in_group if is_unmodified(plan.command) else _take_part
         return asyncio.run(take_part(NodeEntry(plan, identity, durable, live), lock_fd, show))
 
 

@@ -201,7 +201,7 @@ class GroupNode:
             kind="mismatch",
             detail=f"rank {worker.seat} called outlast.init(), and the text of {self._plan.script}"
             " does not name outlast: its ranks were started as those of an unmodified script;"
-            " write `import outlast` into it",
+            " write `import outlast` (or a comment with that name) into it",
             worker=worker.name,
             seat=worker.seat,
             host=self._seat.host,
