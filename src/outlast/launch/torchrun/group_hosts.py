@@ -26,13 +26,14 @@ from outlast.transport.node_link import (
 )
 
 BEATS = 4  # in a lease
+UNREAD_MAX = 4096  # messages of a peer, or failures of a group, that nobody has taken yet
 END_S = 10.0  # beyond `stop_s`: for a host to answer that its ranks have ended
 
 
 class BeatingLink:
     """Connection between two nodes of a group, which ends if the peer gives no sign of life for a
-    lease. A stall of this process counts as one beat. `look` returns how long the ranks here have
-    stood still."""
+    lease, or sends UNREAD_MAX messages that are not taken: more than its ranks can cause. A stall
+    of this process counts as one beat. `look` returns how long the ranks here have stood still."""
 
     def __init__(
         self, host: str, link: NodeLink, lease_s: float, look: Callable[[], float]
@@ -41,7 +42,8 @@ class BeatingLink:
         self.still_s = 0.0  # of the peer's ranks, as of its last beat
         self._period_s = lease_s / BEATS
         self._missed = 0
-        self._received: asyncio.Queue[AnyNodeMessage | None] = asyncio.Queue()
+        self._received: asyncio.Queue[AnyNodeMessage | None] = asyncio.Queue(UNREAD_MAX + 1)
+        self.end_reason = "has ended, or gives no sign of life"
         self._tasks = [asyncio.create_task(part) for part in (self._beat(), self._read())]
 
     async def receive(self) -> AnyNodeMessage | None:
@@ -58,7 +60,11 @@ class BeatingLink:
             self._missed = 0
             if isinstance(message, NodeBeat):
                 self.still_s = message.still_s
-            else:
+            elif message and self._received.qsize() >= UNREAD_MAX:
+                self.end_reason = f"has sent {UNREAD_MAX} messages that were not taken in time"
+                message = None
+                await self.link.close(0.0)
+            if not isinstance(message, NodeBeat):
                 self._received.put_nowait(message)
 
     async def _beat(self) -> None:
@@ -198,14 +204,15 @@ class GroupHosts:
         while message := await link.receive():
             match message:
                 case RankFailed() if message.attempt == self._attempt:
-                    self._failures.put_nowait(message.fault)
+                    if self._failures.qsize() < UNREAD_MAX:  # the first ones have the cause
+                        self._failures.put_nowait(message.fault)
                 case RanksEnded() if message.attempt == self._attempt:
                     self._end_of(link.host)
                 case SignalTaken():
                     self.on_signal(signal.Signals(message.signal), link.host)
                 case _:
                     pass  # of an earlier attempt
-        self._lose(link.host, "has ended, or gives no sign of life")
+        self._lose(link.host, link.end_reason)
 
     def _end_of(self, host: str) -> None:
         """Note that all ranks of a host have ended."""
