@@ -97,6 +97,7 @@ def test_an_undisturbed_run_equals_torchft(
             assert ours[name] == theirs[name]
         if rank == 0:  # BatchNorm's buffers of others are rank 0's here, their own in torchft
             assert ours["weights"] == theirs["weights"]
+            assert ours["average"] == theirs["average"]
 
 
 SCRIPT = """
@@ -132,6 +133,11 @@ REFUSED = {
         "",
         "for i, batch in enumerate(loader):\n    step(batch)\n    print(i)",
     ),
+    "manager.protect comes behind": (
+        "",
+        "for batch in loader:\n    step(batch)\n    manager.protect(other=nn.Linear(1, 1))",
+    ),
+    "this manager itself names model": ("", f"manager.protect(model=model)\n{PLAIN}"),
     "a second Optimizer": ("", "Optimizer(manager, optimizer.optim)"),
     "optimizer.step() outside of a loop": ("", "step(next(iter(data)))"),
     "has ended without optimizer.step()": ("", "for batch in loader: pass"),

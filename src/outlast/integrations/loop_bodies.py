@@ -13,7 +13,7 @@ greenlet), and waits there while the script's body runs:
 | `next(loader)` gives the same batch again | undo, recovery, and the next attempt |
 
 What a refused body does behind its step is undone with the attempt, as far as it is in variables
-that a phase restores. What it prints is dropped.
+that a phase restores, or in parameters of `averages`. What it prints is dropped.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ import atexit
 import io
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from typing import Any
 
+import torch
+from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim import Optimizer
 
 from outlast.errors import StepRefused, UsageError
@@ -48,6 +51,8 @@ class LoopBody:
         self._phase: Any = None  # None: no attempt is under way
         self._output: redirect_stdout[io.StringIO] | None = None
         self._refusal: BaseException | None = None  # of the attempt under way
+        self.averages: list[nn.Module] = []  # protected, and changed behind the step
+        self._undo = ExitStack()  # of what a refused body does to them
 
     @property
     def is_open(self) -> bool:
@@ -112,7 +117,12 @@ class LoopBody:
         if other ranks are not its cause."""
         if not (self.is_open and (isinstance(error, StepRefused) or is_transport_error(error))):
             raise error
-        self._refusal = self._refusal or error
+        if self._refusal is None:
+            self._refusal = error
+            parameters = [p for each in self.averages for p in each.parameters()]
+            # Otherwise the undo takes them for weights that the attempt has changed.
+            self._undo.enter_context(_unsafe_preserve_version_counter(tuple(parameters)))
+            self._undo.callback(_put_back, [(p, p.detach().clone()) for p in parameters])
         self._silence()
 
     def commit(self) -> bool:
@@ -136,6 +146,7 @@ class LoopBody:
                 " step with each batch"
             )
         self._speak()
+        self._undo.close()
         return self._refusal
 
     def _speak(self) -> None:
@@ -154,6 +165,12 @@ class LoopBody:
                 )
             )
             self._phase.throw(_greenlet.GreenletExit)
+
+
+@torch.no_grad()
+def _put_back(parameters: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    for parameter, value in parameters:
+        parameter.copy_(value)
 
 
 def _body() -> None:

@@ -97,6 +97,7 @@ class Manager:
         self._body = LoopBody(self.loop, "optimizer.step()")
         self._is_reading = self._counts_epochs = False
         self._is_first = True  # no loader has been read
+        self._protected: dict[str, Any] = {}
         self._error: Exception | None = None
         read_by(self.read)
 
@@ -122,6 +123,12 @@ class Manager:
             yield f"Manager({each}=...), which is not known"
 
     # --- the loop ---
+
+    def protect(self, **objects: Any) -> None:
+        """Protect further objects, above the loop: what `session.protect` takes, for example a
+        moving average of the weights that the body updates behind its step. torchft has none."""
+        self.loop.must_be_first("manager.protect")
+        self._protected |= objects
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of epochs, for a loop around that over batches. torchft has none."""
@@ -163,6 +170,10 @@ class Manager:
         named: dict[str, Any] = {f"model{n or ''}": each for n, each in enumerate(self.models)}
         for number, each in enumerate(schedulers_of(self.optimizer, *self.wrappers)):
             named[f"scheduler{number or ''}"] = each
+        if taken := self._protected.keys() & named.keys():
+            raise UsageError(f"manager.protect: this manager itself names {', '.join(taken)}")
+        named |= self._protected
+        self._body.averages = [e for e in self._protected.values() if isinstance(e, nn.Module)]
         self.optimizer.register_step_post_hook(self._stepped)
         count = ENDLESS if epochs is None else epochs
         self.loop.begin(count, ManagerPlace(self), optimizer=self.optimizer, **named)

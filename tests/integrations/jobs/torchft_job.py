@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import nn, optim
+from torch.optim import swa_utils
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -100,6 +101,9 @@ def main():
     m = DistributedDataParallel(manager, Net())
     optimizer = Optimizer(manager, optim.AdamW(m.parameters(), lr=1e-2))
     scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
+    average = swa_utils.AveragedModel(m.module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    if not options.torchft:
+        manager.protect(average=average)
     criterion = nn.MSELoss()
     torch.manual_seed(7 + REPLICA_GROUP_ID)
     losses, rates, total = [], [], 0.0
@@ -119,6 +123,7 @@ def main():
             if manager.current_step() > step:
                 die("step", step)
             scheduler.step()
+            average.update_parameters(m.module)
             total += loss.item()
             losses.append(loss.item())
             rates.append(scheduler.get_last_lr()[0])
@@ -132,17 +137,22 @@ def main():
                 print(f"[{step}] loss = {loss.item()} {mean.item()}")
             if manager.current_step() >= options.steps:
                 break
-    write(m, manager, {"losses": losses, "total": total, "rates": rates})
+    write(m, average, manager, {"losses": losses, "total": total, "rates": rates})
 
 
-def write(m, manager, numbers):
+def digest_of(module):
     digest = hashlib.sha256()
-    for name, tensor in sorted(m.module.state_dict().items()):
+    for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write(m, average, manager, numbers):
     (options.out / f"{REPLICA_GROUP_ID}.json").write_text(
         json.dumps(
             {
-                "weights": digest.hexdigest(),
+                "weights": digest_of(m.module),
+                "average": digest_of(average),
                 "steps": manager.current_step(),
                 "batches": manager.batches_committed(),
                 "participants": manager.num_participants(),
