@@ -49,6 +49,17 @@ class ModuleGroup(NamedTuple):
     loggers: dict[str, Any]
     is_dependency: bool = False  # contains only dependencies of the imported package
 
+    def reads(self, names: Sequence[str]) -> str:
+        """Return why each worker must import the package itself: it reads variables of `names`,
+        which differ by worker; else ""."""
+        found = "" if self.is_dependency else ", ".join(sorted(self.read.intersection(names)))
+        return found and (
+            f"the import of {top_level(next(iter(self.modules), 'a module'))} reads {found}, and"
+            " RANK and others differ by worker: each worker imports it itself, with the same"
+            " results; a new one starts more slowly, except for spares (--spares), which import in"
+            " advance"
+        )
+
     def split(self, name: str) -> tuple[ModuleGroup, ...]:
         """Return the dependencies of the named package, if any, and the package's own modules.
 

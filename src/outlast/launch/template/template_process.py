@@ -161,9 +161,9 @@ class TemplateProcess:
         sys.stderr.flush()
         if any(os.fstat(stream).st_size for stream in (1, 2)):
             return "an import wrote to stdout or stderr"
-        read = set[str]().union(*(group.read for group in self._groups))
-        if read := read.intersection((*frames.PER_WORKER, config.WHOLE_ENVIRONMENT)):
-            return f"an import reads {', '.join(sorted(read))}, in which workers differ"
+        names = (*frames.PER_WORKER, config.WHOLE_ENVIRONMENT)
+        if reads := next(filter(None, (group.reads(names) for group in self._groups)), ""):
+            return reads
         after = _process_state()
         if changed := sorted(name for name in before if before[name] != after[name]):
             return f"an import changed {', '.join(changed)}"
