@@ -123,6 +123,71 @@ def test_stages_names_of_other_classes_and_writes_behind_the_step() -> None:
     assert "another one follows" in unsafe[25]
 
 
+HELPERS = """
+import torch.distributed as dist
+from torch import nn
+class NativeScaler:
+    def __init__(self):
+        self._scaler = torch.amp.GradScaler()
+    def __call__(self, loss, optimizer):
+        self._scaler.scale(loss).backward()
+        self._scaler.step(optimizer)
+    def state_dict(self):
+        return self._scaler.state_dict()
+    def load_state_dict(self, state):
+        self._scaler.load_state_dict(state)
+class CenteredLoss(nn.Module):
+    def __init__(self):
+        self.register_buffer("center", torch.zeros(1))
+def main():
+    dist.init_process_group("gloo")
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    loss_scaler = NativeScaler()
+    centered = CenteredLoss()
+    for epoch in range(2):
+        for batch in loader:
+            loss = centered(model(batch))
+            loss_scaler(loss, optimizer)
+"""
+
+
+def test_a_helper_that_gets_the_loss_is_a_part_of_the_step() -> None:
+    afters = {one.line: one.after for one in findings(HELPERS) if one.kind == "change"}
+    assert afters[25] == "session.run(train_step)"  # the lines of both, not the helper alone
+    given = "model=model, centered=centered, optimizer=optimizer, loss_scaler=loss_scaler"
+    assert f"session.protect({given})" in {one.after for one in findings(HELPERS)}
+
+
+PORTED_STAGES = """
+import outlast
+session = outlast.init()
+session.protect(a=a)
+if quick:
+    for batch in session.batches(loader, epochs=1):
+        session.run(step, batch)
+else:
+    for epoch in session.epochs(2):
+        for batch in session.batches(loader):
+            session.run(step, batch)
+{rest}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ("", []),
+        ("for e in session.epochs(2): pass", ["another one follows"]),
+        ("session.protect(b=b)", ["is called once, above the loop"]),
+    ],
+)
+def test_a_second_stage_of_a_ported_script_is_named(rest: str, words: list[str]) -> None:
+    unsafe = [one.reason for one in findings(PORTED_STAGES.format(rest=rest))]
+    assert len(unsafe) == len(words)
+    assert all(word in reason for word, reason in zip(words, unsafe, strict=True))
+
+
 @pytest.mark.parametrize(("between", "count"), [("pass", 0), ("model(batch).sum().backward()", 1)])
 def test_two_optimizers_share_a_phase_if_no_backward_lies_between(between: str, count: int) -> None:
     found = findings(TWO_OPTIMIZERS.format(between=between))

@@ -22,6 +22,11 @@ _COLLECTIVES = frozenset(
         *("gather", "reduce", "reduce_scatter", "scatter"),
     }
 )
+_SESSION_LOOPS = frozenset({"session.epochs", "session.batches", "session.enumerate"})
+_ONE_LOOP = (
+    "a run has one training loop, and another one follows: make stages one loop"
+    " (session.epochs(FIRST + SECOND)), or a run each"
+)
 _ORDER = {"change": 0, "check": 1, "unsafe": 2}
 
 
@@ -31,7 +36,7 @@ def read_script(
     """Return whether an optimizer steps in a script or in `others`, files that it imports, and the
     findings, changes first, by file and line. Raises SyntaxError."""
     script = TrainingScript(source, others)
-    found = [*_spawns(script)]
+    found = [*_spawns(script), *_ported_stages(script)]
     if script.steps:
         first = script.steps[0]
         found += [*_start(script), *_protect(script, first), *_loops(script, first)]
@@ -100,16 +105,32 @@ def _shared_session(script: TrainingScript, found: list[ScriptFinding]) -> Itera
 
 def _others(script: TrainingScript) -> Iterator[ScriptFinding]:
     """Yield loops that follow the first one, which a run refuses where they begin."""
-    reason = "a run has one training loop, and another one follows: make stages one loop"
-    reason += " (session.epochs(FIRST + SECOND)), or a run each"
     outer = [step.loops[-1] for step in script.steps if step.loops]
     for loop in outer[1:]:
         if loop is not outer[0] and not contains(outer[0], loop):
-            yield at(script, loop, "unsafe", reason, script.text(loop))
+            yield at(script, loop, "unsafe", _ONE_LOOP, script.text(loop))
     function = script.function_around(outer[0]) if outer else None
     calls = [call for call in script.calls() if function and last(call.func) == function.name]
     for call in calls[1:]:
-        yield at(script, call, "unsafe", reason, script.text(script.statement(call)))
+        yield at(script, call, "unsafe", _ONE_LOOP, script.text(script.statement(call)))
+
+
+def _ported_stages(script: TrainingScript) -> Iterator[ScriptFinding]:
+    """Yield loops of a ported script that follow its first one, and what it protects behind it."""
+    loops = [n for n in script.nodes() if isinstance(n, ast.For) and _is_of_session(n.iter)]
+    outer = [n for n in loops if not any(n is not each and contains(each, n) for each in loops)]
+    for loop in (n for n in outer if any(script.is_behind(n, first) for first in outer)):
+        yield at(script, loop, "unsafe", _ONE_LOOP, script.text(loop))
+    for call in (one for one in script.calls() if ast.unparse(one.func) == "session.protect"):
+        statement = script.statement(call)
+        if any(script.is_behind(statement, loop) for loop in outer):
+            reason = "session.protect is called once, above the loop: protect all stages there"
+            yield at(script, statement, "unsafe", reason, script.text(statement))
+
+
+def _is_of_session(iterated: ast.expr) -> bool:
+    calls = (node for node in ast.walk(iterated) if isinstance(node, ast.Call))
+    return any(ast.unparse(call.func) in _SESSION_LOOPS for call in calls)
 
 
 def _asks_for_rank(call: ast.Call) -> bool:

@@ -31,7 +31,7 @@ _MODULES = frozenset(
         "fully_shard",
     }
 )
-PROTECTED = ("module", "optimizer", "scheduler", "scaler", "generator")
+PROTECTED = ("module", "optimizer", "scheduler", "scaler", "generator", "object")
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,19 @@ class TrainingScript:
             node.name
             for node in self._file
             if isinstance(node, ast.ClassDef) and any(last(base) == "Module" for base in node.bases)
+            if not node.name.endswith("Loss") or self._has_state(node)
+        }
+        stateful = {
+            node.name
+            for node in self._file
+            if isinstance(node, ast.ClassDef)
+            and {"state_dict", "load_state_dict"} <= _methods(node)
         }
         for node in self._file:
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
             kind = self._kind(node.value, classes)
+            kind = kind or ("object" if last(node.value.func) in stateful else "")
             for target in node.targets:
                 if isinstance(target, (ast.Name, ast.Attribute)) and kind:
                     is_local = isinstance(target, ast.Name)
@@ -177,9 +185,14 @@ class TrainingScript:
             return "optimizer"
         if "lr_scheduler" in whole or name.endswith(("LR", "Scheduler")):
             return "scheduler"
-        is_module = name in classes or name in _MODULES or whole.startswith(("nn.", "torch.nn."))
-        is_module &= name[:1].isupper() and not name.endswith("Loss")
-        return "module" if is_module else _KINDS.get(name, "")
+        is_torchs = whole.startswith(("nn.", "torch.nn.")) and not name.endswith("Loss")
+        is_module = name in classes or name in _MODULES or is_torchs
+        return "module" if is_module and name[:1].isupper() else _KINDS.get(name, "")
+
+    def _has_state(self, module: ast.ClassDef) -> bool:
+        """Return whether a module's own code gives it buffers or parameters."""
+        calls = self.calls(module)
+        return any(last(c.func) in ("register_buffer", "Parameter", "Buffer") for c in calls)
 
     def _step_of(self, call: ast.Call) -> Step | None:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
@@ -194,8 +207,10 @@ class TrainingScript:
             outer = self._call_in_loop(function) if function is not None else None
             return Step(call, None, None, [*loops, *(self._loops_around(outer) if outer else [])])
         use = self._call_in_loop(function) if function is not None else None
-        if use is None:
+        if function is None or use is None:
             return Step(call, function)
+        if _gets_loss(function):  # which the loop has computed
+            return Step(use, None, None, self._loops(use))
         return Step(call, function, use, self._loops(use))
 
     def _clears(self, owner: str, function: ast.FunctionDef | None) -> bool:
@@ -211,10 +226,36 @@ class TrainingScript:
         return [*loops, *(self._loops_around(outer) if outer is not None else [])]
 
     def _call_in_loop(self, function: ast.FunctionDef) -> ast.Call | None:
+        around = self._class_around(function)
+        is_object = function.name == "__call__" and around is not None
+        names = self._objects_of(around.name) if is_object and around else {function.name}
         for call in self.calls():
-            if last(call.func) == function.name and self._loops_around(call):
+            if last(call.func) in names and self._loops_around(call):
                 return call
         return None
+
+    def _objects_of(self, name: str) -> set[str]:
+        """Return the names that are bound to objects of a class."""
+        return {
+            last(target)
+            for node in self._file
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+            for target in node.targets
+            if last(node.value.func) == name
+        }
+
+    def is_behind(self, node: ast.stmt, first: ast.stmt) -> bool:
+        """Return whether the same function comes to `node` after it has run `first`."""
+        scopes = [(self.function_around(each), self.file(each)) for each in (first, node)]
+        branches = (each for each in self._around(first) if isinstance(each, ast.If))
+        others = (each for branch in branches for each in self._other_branch(branch, first))
+        is_later = (first.end_lineno or 0) < node.lineno and scopes[0] == scopes[1]
+        return is_later and not any(node in ast.walk(each) for each in others)
+
+    @staticmethod
+    def _other_branch(branch: ast.If, node: ast.stmt) -> list[ast.stmt]:
+        is_first = any(node in ast.walk(each) for each in branch.body)
+        return branch.orelse if is_first else branch.body
 
 
 def imported_files(script: Path, source: str) -> dict[str, str]:
@@ -250,6 +291,25 @@ def _imports(source: str) -> Iterator[str]:
                 yield node.module
             prefix = f"{node.module}." if node.module else ""
             yield from (f"{prefix}{each.name}" for each in node.names if each.name != "*")
+
+
+def _methods(node: ast.ClassDef) -> set[str]:
+    return {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+
+
+def _gets_loss(function: ast.FunctionDef) -> bool:
+    """Return whether a function computes gradients of a loss that it is given: `loss.backward()`,
+    `scaler.scale(loss).backward()`."""
+    given = {each.arg for each in (*function.args.args, *function.args.kwonlyargs)}
+    for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+            value = call.func.value
+            inner: list[ast.expr] = [value]
+            if isinstance(value, ast.Call) and last(value.func) == "scale":
+                inner = value.args
+            if any(last(each) in given for each in (*inner, *call.args) if each):
+                return True
+    return False
 
 
 def last(node: ast.AST) -> str:
