@@ -38,6 +38,18 @@ SCRIPTS = {
             nn.init.zeros_(model.module[0].bias)
         print(session.step_index)
         """,
+    "lists of batches": """
+        session.protect(model=model, optimizer=optimizer)
+        def step(batches):
+            optimizer.zero_grad()
+            for batch in batches:
+                loss_of(batch).backward()
+            optimizer.step()
+        for epoch in session.epochs(2):
+            for number, batches in session.enumerate(range(5), batches_per_step=2):
+                session.run(step, batches)
+                print(epoch, number, batches, session.step_index)
+        """,
     "calls": """
         session.protect(model=model, optimizer=optimizer)
         def step(batch):
@@ -171,6 +183,11 @@ ERRORS = {
         "  kept.append(iter(session.batches([1, 2]))); next(kept[-1])\n  next(kept[0])\n",
         "was drawn after that epoch's end",
     ),
+    "lists of no loader": (
+        "session.batches(None, until=1, batches_per_step=2)",
+        "session.batches(None, batches_per_step=2) has no lists of batches",
+    ),
+    "lists of no batches": ("session.batches([1], batches_per_step=0)", "a number from 1 on"),
     "no end": ("list(session.batches(None))", "needs until=STEPS or epochs=EPOCHS"),
     "no loader and no end": ("list(session.batches(None, epochs=1))", "it needs until=STEPS"),
     "state replaced": ("session.state = {}", "UsageError: session.state = dict(...) would replace"),
@@ -191,6 +208,16 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Left]:
     batches = [[[str(folder / f"{number}.py")]] for number in range(len(scripts))]
     left = rear(folder, batches, "-W", "error")
     return dict(zip(scripts, (one for (one,) in left), strict=True))
+
+
+def test_lists_of_batches_are_steps(left: dict[str, Left]) -> None:
+    lines = left["lists of batches"][1].splitlines()
+    lists = ["0 [0, 1]", "1 [2, 3]", "2 [4]"]
+    assert lines == [
+        f"{epoch} {each} {epoch * 3 + number + 1}"
+        for epoch in range(2)
+        for number, each in enumerate(lists)
+    ]
 
 
 def test_phases_steps_and_results(left: dict[str, Left]) -> None:

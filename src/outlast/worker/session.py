@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from outlast.data.batch_groups import BatchGroups
 from outlast.errors import UsageError
 from outlast.worker.above_init.script_children import children_end, must_be_own
 from outlast.worker.above_init.worker_start import exit_code, start
@@ -26,6 +27,7 @@ class Session:
 
     def __init__(self, worker: WorkerProcess) -> None:
         self._process = worker
+        self._groups: BatchGroups | None = None  # of the newest loop's batches
 
     @property
     def _worker(self) -> WorkerProcess:
@@ -104,7 +106,12 @@ class Session:
         return self._worker.shared(name, make)
 
     def batches(
-        self, loader: Any, *, until: int | None = None, epochs: int | None = None
+        self,
+        loader: Any,
+        *,
+        until: int | None = None,
+        epochs: int | None = None,
+        batches_per_step: int | None = None,
     ) -> Iterator[Any]:
         """Yield the batches of `loader`, epoch after epoch, until `until` steps or `epochs` epochs.
 
@@ -112,17 +119,42 @@ class Session:
         iterable (replayed from its start for a replacement worker), or None (yields indices).
         Each batch belongs to one step: the first `run` that follows it. Inside a loop over
         `epochs` these are the batches of one epoch, and the script calls `set_epoch` itself.
+
+        `batches_per_step`: yield lists of so many batches, whose gradients one step adds up. The
+        last list of an epoch may be shorter.
         """
-        return self._worker.enter_loop(loader).run(loader, until, epochs)
+        loop = self._worker.enter_loop(loader)
+        return loop.run(self._in_groups(loader, batches_per_step), until, epochs)
 
     def enumerate(
-        self, loader: Any, start: int = 0, *, until: int | None = None, epochs: int | None = None
+        self,
+        loader: Any,
+        start: int = 0,
+        *,
+        until: int | None = None,
+        epochs: int | None = None,
+        batches_per_step: int | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """Yield (number, batch) of `batches`, as the builtin `enumerate` numbers a loader's from
         `start` in each epoch; in another process the builtin would begin at `start` again."""
         loop = self._worker.enter_loop(loader)
-        for batch in loop.run(loader, until, epochs):
+        for batch in loop.run(self._in_groups(loader, batches_per_step), until, epochs):
             yield start + loop.index, batch
+
+    def _in_groups(self, loader: Any, size: int | None) -> Any:
+        """Return a loader of lists of `size` batches, the same for the same loader; with None the
+        loader itself."""
+        if size is None:
+            return loader
+        if loader is None or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(
+                f"session.batches({'None' if loader is None else '...'}, batches_per_step={size!r})"
+                " has no lists of batches: give it a loader, and a number from 1 on"
+            )
+        known = self._groups
+        if known is None or known.loader is not loader or known.size != size:
+            self._groups = BatchGroups(loader, size, draws=False)
+        return self._groups
 
     def epochs(self, epochs: int | range) -> Iterator[int]:
         """Yield the numbers of epochs, from 0 or of a range, around a loop over `batches` in each.

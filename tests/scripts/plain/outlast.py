@@ -63,13 +63,18 @@ class Session:
         self.reports.setdefault(step, {}).update(numbers)
 
     def batches(
-        self, loader: Any, *, until: int | None = None, epochs: int | None = None
+        self,
+        loader: Any,
+        *,
+        until: int | None = None,
+        epochs: int | None = None,
+        batches_per_step: int | None = None,
     ) -> Iterator[Any]:
         """Yield batches epoch after epoch; an epoch ends where the first rank has none left. Inside
         a loop over `epochs`, the loader's own."""
         if self._in_epochs:
             try:
-                for batch in loader:
+                for batch in _grouped(loader, batches_per_step):
                     self._pending = True
                     yield batch
             finally:
@@ -94,9 +99,9 @@ class Session:
                 self._pending = True
                 yield batch
 
-    def enumerate(self, loader: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
+    def enumerate(self, loader: Any, start: int = 0, **options: Any) -> Iterator[tuple[int, Any]]:
         """Yield numbered batches."""
-        return enumerate(self.batches(loader), start)
+        return enumerate(self.batches(loader, **options), start)
 
     def epochs(self, epochs: int | range) -> Iterator[int]:
         """Yield numbers; batches are those of one epoch from here on."""
@@ -107,6 +112,16 @@ class Session:
         shortest = torch.tensor(-1 if length is None else int(length))
         dist.all_reduce(shortest, dist.ReduceOp.MIN)
         return None if shortest < 0 else int(shortest)
+
+
+def _grouped(loader: Any, size: int | None) -> Iterator[Any]:
+    """Yield batches, or lists of `size` of them."""
+    batches = iter(loader)
+    if size is None:
+        yield from batches
+    else:
+        while group := list(itertools.islice(batches, size)):
+            yield group
 
 
 def _length(loader: Any) -> int | None:

@@ -176,7 +176,8 @@ def must_leave_no_gradient(attempt: PhaseAttempt, protected: ProtectedState) -> 
     if not attempt.has_copy and attempt.undo.leaves_gradients():
         raise PhaseError(
             f"{attempt.key} computed gradients and no protected optimizer stepped: they would leak"
-            " into the next phase; step, or clear them before the function returns"
+            " into the next phase; step, or clear them before the function returns (a step over"
+            " several batches: session.batches(loader, batches_per_step=N) yields lists of them)"
             f"{describe_foreign_optimizers(protected.own)}"
         )
 
