@@ -72,6 +72,7 @@ class StrangerTable:
             stranger.close(reason)
         if self._noting:
             self._noting.cancel()
+            self._noting = None  # the place may open again
 
     def _evict(self) -> None:
         busiest = Counter(one.address for one in self._timers).most_common(1)[0][0]

@@ -19,6 +19,8 @@ from outlast.launch.nodes.node_flags import NodeFlags
 from outlast.launch.nodes.node_meeting import NodeMeeting, NodeSeat, RunPlace
 from outlast.transport.node_link import (
     NodeAccepted,
+    NodeBeat,
+    NodeLink,
     run_token,
     users_key,
 )
@@ -258,3 +260,40 @@ async def test_what_a_node_has_sent_is_of_no_use_to_who_sends_it_again(tmp_path:
         third = asyncio.create_task(hall.join("third"))
         await hall.meeting.accept(await gathering, PLACE, b"nonce")
         await asyncio.gather(second, third)
+
+
+@in_a_loop
+async def test_a_meeting_opens_again_for_nodes_in_place_of_lost_ones(tmp_path: Path) -> None:
+    hall = Hall(tmp_path, 4)
+    meeting, theirs, links = hall.meeting, dict[str, NodeLink](), list[NodeLink]()
+
+    async def enter(host: str, node_rank: int = -1) -> NodeLink:
+        identity = hall.identity(host, node_rank)
+        link, place = await node_joining.join(identity, tmp_path, 10, hall.notes.append)
+        assert place.hosts.index(host) == expected[host]
+        return link
+
+    async def met(seats: Coroutine[Any, Any, list[NodeSeat]]) -> list[str]:
+        accepted = await meeting.accept(await seats, PLACE, b"nonce", keep=True)
+        theirs.update(accepted)
+        links.extend(link for _, link in accepted)
+        return [host for host, _ in accepted]
+
+    expected = {"c": 1, "b": 2, "a": 3}
+    names = [asyncio.create_task(enter(*one)) for one in (("c", 1), ("b", 2), ("a",))]
+    assert await met(meeting.gather(10)) == ["c", "b", "a"]
+    links += (ours := [await each for each in names])
+    expected = {"a": 3, "d": 1}  # a host has its rank again, another one that of the lost host
+    gathering = asyncio.create_task(met(meeting.gather_again(["a", "c"], 10)))
+    for wrong, why in ((("b",), "host b is there already"), (("e", 2), "rank 2 is taken")):
+        with pytest.raises(ConfigError, match=why):
+            await hall.join(*wrong)
+    again = [asyncio.create_task(enter(*one)) for one in (("d",), ("a",))]
+    assert await gathering == ["d", "a"]
+    links += [await each for each in again]
+    with pytest.raises(ConfigError, match=r"3 of 4 nodes came.*a, b, first; wait longer"):
+        await meeting.gather_again(["d"], 0.2)
+    ours[1].send(NodeBeat(still_s=0.0))  # of b, who takes part in it from its start on
+    assert await theirs["b"].receive() == NodeBeat(still_s=0.0)
+    for link in links:
+        await link.close()

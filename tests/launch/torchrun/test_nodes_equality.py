@@ -45,30 +45,34 @@ class Nodes:
         self.root.mkdir()
         self.port = str(free_port())
         self.running: list[subprocess.Popen[str]] = []
+        self._args: tuple[str, ...] = ()
+        self._act = ""
 
     def start(self, *args: str, act: str = "", backend: str = "static") -> None:
-        token = self.pair.tmp_path / "token"
-        token.write_text("0123456789abcdef")
-        for rank in range(2):
-            name = f"hostname node{rank} && exec "
-            flags = ["--nnodes=2", f"--node-rank={rank}", f"--rdzv-endpoint=localhost:{self.port}"]
-            if backend != "static":  # torchrun takes the host's name else, which must resolve
-                flags += [f"--rdzv-backend={backend}", "--local-addr=127.0.0.1"]
-            ours = ["run", f"--run-dir={self.pair.tmp_path / 'run'}", f"--token-file={token}"]
-            python = [sys.executable, "-m", self.launcher]
-            command = [*python, *(ours if self.launcher == "outlast" else []), *flags, *args]
-            self.running.append(
-                subprocess.Popen(
-                    ["unshare", "-u", "sh", "-c", f'{name}"$@"', "sh", *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    cwd=PROBE.parent,
-                    env={**os.environ, "PROBE": str(self.root), "ACT": act},
-                )
-            )
-        self.pair.running += self.running
+        self._args, self._act = args, act
+        if backend != "static":  # torchrun takes the host's name else, which must resolve
+            self._args = (f"--rdzv-backend={backend}", "--local-addr=127.0.0.1", *args)
+        (self.pair.tmp_path / "token").write_text("0123456789abcdef")
+        self.running = [self.launch(rank, f"node{rank}") for rank in range(2)]
+
+    def launch(self, rank: int, host: str, *more: str) -> subprocess.Popen[str]:
+        """Start a launcher by the command of the run, with some flags more."""
+        name, folder = f"hostname {host} && exec ", self.pair.tmp_path
+        flags = ["--nnodes=2", f"--node-rank={rank}", f"--rdzv-endpoint=localhost:{self.port}"]
+        ours = ["run", f"--run-dir={folder / 'run'}", f"--token-file={folder / 'token'}"]
+        python = [sys.executable, "-m", self.launcher]
+        flags = [*(ours if self.launcher == "outlast" else []), *flags, *more]
+        launcher = subprocess.Popen(
+            ["unshare", "-u", "sh", "-c", f'{name}"$@"', "sh", *python, *flags, *self._args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=PROBE.parent,
+            env={**os.environ, "PROBE": str(self.root), "ACT": self._act},
+        )
+        self.pair.running.append(launcher)
+        return launcher
 
     def wait_for(self, *words: str) -> None:
         until_s = time.monotonic() + 60
@@ -199,7 +203,7 @@ def test_a_signal_to_one_launcher_reaches_all_ranks(pair: Pair, node: int) -> No
 @pytest.mark.parametrize("node", [1, pytest.param(0, marks=EXTENDED)])
 def test_the_death_of_a_launcher_ends_all_ranks(pair: Pair, node: int) -> None:
     nodes = Nodes(pair)
-    nodes.start(*TWO, "--max-restarts=3", nodes.script("signal.pause()"))
+    nodes.start(*TWO, f"--max-restarts={3 * (1 - node)}", nodes.script("signal.pause()"))
     nodes.wait_for(*(f"0-{rank}" for rank in range(4)))
     nodes.running[node].kill()
     runs = nodes.end()
@@ -209,7 +213,40 @@ def test_the_death_of_a_launcher_ends_all_ranks(pair: Pair, node: int) -> None:
     while not all(is_dead(nodes.root / f"0-{rank}") for rank in range(4)):
         assert time.monotonic() < until_s
         threading.Event().wait(0.01)
-    assert re.search(r"node1 is lost|decides for all nodes", other.err)
+    assert re.search(r"no restart is left|decides for all nodes", other.err)
+
+
+@EXTENDED
+@pytest.mark.parametrize(
+    ("backend", "number", "host"),
+    [
+        ("static", signal.SIGKILL, "node1"),
+        ("c10d", signal.SIGKILL, "spare"),
+        ("static", signal.SIGTERM, "node1"),
+    ],
+)
+def test_a_lost_node_comes_back(
+    pair: Pair, backend: str, number: signal.Signals, host: str
+) -> None:
+    nodes = Nodes(pair)
+    script = nodes.script("if attempt == 0: signal.pause()")
+    nodes.start(*TWO, "--max-restarts=1", script, backend=backend)
+    nodes.wait_for(*(f"0-{rank}" for rank in range(4)))
+    nodes.running[1].send_signal(number)
+    if host == "spare":  # launchers that do not fit are refused, and the run waits on
+        refused = nodes.launch(1, "foreign", "--limit=stop_s=7")
+        assert "foreign was refused by the run" in refused.communicate(timeout=120)[1]
+        assert refused.returncode == 2
+    again = nodes.launch(1, host)
+    codes = [each.wait(timeout=120) for each in (*nodes.running, again)]
+    assert codes == [0, 4 if number == signal.SIGTERM else -9, 0]
+    one, two, _ = (Launched(nodes.root, 0, *each.communicate()) for each in (*nodes.running, again))
+    assert nodes.words == {f"{attempt}-{rank}" for attempt in (0, 1) for rank in range(4)}
+    assert f"{host} takes part in the run" in one.err
+    why = "the launcher of node1" if number == signal.SIGKILL else "SIGTERM to the launcher"
+    assert f"restart 1 of 1: {why}" in one.err
+    if number == signal.SIGTERM:
+        assert "the run has ended: SIGTERM to the launcher of node1, which leaves" in two.err
 
 
 @EXTENDED

@@ -1,7 +1,8 @@
 """Meeting of the nodes of a run at its endpoint, before any worker starts.
 
 Each node names its host and what must be equal on all nodes. The controller's node answers when all
-are there and agree, and names every difference on the node that has it. Then the connections end.
+are there and agree, and names every difference on the node that has it. Then the connections end;
+those of a group stay, and the meeting opens again for nodes in place of lost ones.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from outlast.atomic_files import replace_file
 from outlast.errors import ConfigError, WireError
@@ -66,6 +69,10 @@ def difference(identity: NodeIdentity, hello: NodeHello) -> str:
     return ""
 
 
+def _with_rank(seat: NodeSeat, node_rank: int) -> NodeSeat:
+    return seat._replace(hello=replace(seat.hello, node_rank=node_rank))
+
+
 class NodeMeeting:
     """Meeting on the controller's node; `note` receives refusals as text. `folders`: directories of
     durable storage, which all nodes must share. `own`: whether hosts can have run directories of
@@ -85,6 +92,8 @@ class NodeMeeting:
         self._run_dir, self._folders, self._own = run_dir, folders, own or OwnDirectories()
         self._proof = secrets.token_hex(16)
         self._seats: dict[str, NodeSeat] = {}
+        self._members: set[str] = set()  # accepted hosts, whose connections others use
+        self._ranks: dict[str, int] = {}  # node ranks of accepted hosts, also of lost ones
         self.listener = EndpointListener(identity, note, self._meet)
         self._is_over = False
         self._refused: dict[str, str] = {}
@@ -107,6 +116,32 @@ class NodeMeeting:
 
         Raises ConfigError if the endpoint cannot be opened, or nodes are missing after `timeout_s`.
         """
+        if not await self._fill(timeout_s):
+            await self.refuse_all(f"only {len(self._seats)} of {self._nodes} nodes came in time")
+            raise ConfigError(
+                f"{self._missing(timeout_s)}; nothing was started; start the same command on every"
+                " node, or wait longer with --limit hello_s=SECONDS"
+            )
+        return self._ordered()
+
+    async def gather_again(self, lost: Iterable[str], timeout_s: float) -> list[NodeSeat]:
+        """Return all nodes, once others or the same came in place of lost ones; raise as `gather`
+        does. `accept` answers those that came."""
+        for host in lost:
+            self._seats.pop(host, None)
+            self._members.discard(host)
+        self._refused.clear()
+        self._full.clear()
+        self._is_over = False
+        if not await self._fill(timeout_s):
+            await self.refuse_all("the run has ended: too few nodes came in time")
+            raise ConfigError(
+                f"{self._missing(timeout_s)}; wait longer with --limit hello_s=SECONDS"
+            )
+        return self._ordered()
+
+    async def _fill(self, timeout_s: float) -> bool:
+        """Wait for all nodes; return whether they came. Raises ConfigError."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._open(timeout_s)
@@ -118,12 +153,10 @@ class NodeMeeting:
         except TimeoutError:
             if not self._seats:
                 raise self.listener.error(None, timeout_s) from None
-            missing = self._missing(timeout_s)
-            await self.refuse_all(f"only {len(self._seats)} of {self._nodes} nodes came in time")
-            raise ConfigError(missing) from None
+            return False
         finally:
             self.listener.stop_listening()
-        return self._ordered()
+        return True
 
     async def _open(self, timeout_s: float) -> None:
         try:
@@ -135,13 +168,18 @@ class NodeMeeting:
 
     async def accept(
         self, seats: list[NodeSeat], place: RunPlace, run_nonce: bytes, *, keep: bool = False
-    ) -> None:
-        """Let all nodes begin, and close the connections, or `keep` them."""
+    ) -> list[tuple[str, NodeLink]]:
+        """Let all nodes begin that have not begun; return their connections, closed unless `keep`
+        is set."""
         hosts = tuple(seat.host for seat in seats)
         domains = tuple(seat.hello.domain for seat in seats)
-        for seat in seats:
-            if seat.link is None:
+        links: list[tuple[str, NodeLink]] = []
+        for node_rank, seat in enumerate(seats):
+            self._ranks[seat.host] = node_rank
+            self._seats[seat.host] = _with_rank(seat, node_rank)
+            if seat.link is None or seat.host in self._members:
                 continue
+            links.append((seat.host, seat.link))
             seat.link.send(
                 NodeAccepted(
                     hosts=hosts,
@@ -156,31 +194,34 @@ class NodeMeeting:
                     run_nonce=run_nonce,
                 )
             )
-        await self._end(keep=keep)
+        if keep:
+            self._members |= dict(links).keys()
+        await self._end()
+        return links
 
     async def refuse_all(self, reason: str) -> None:
-        """Send a refusal to all nodes, and close the connections."""
-        for seat in self._seats.values():
-            if seat.link:
-                seat.link.send(NodeRefused(reason=reason))
+        """Send a refusal to all nodes that have not begun, and close their connections."""
+        for link in self._waiting():
+            link.send(NodeRefused(reason=reason))
         await self._end()
 
-    async def _end(self, *, keep: bool = False) -> None:
+    def _waiting(self) -> list[NodeLink]:
+        seats = self._seats.values()
+        return [seat.link for seat in seats if seat.link and seat.host not in self._members]
+
+    async def _end(self) -> None:
         self._is_over = True
         for directory in self._folders:
             with contextlib.suppress(OSError):
                 (directory / PROOF).unlink(missing_ok=True)
-        links = [seat.link for seat in self._seats.values() if seat.link]
-        if not keep:
-            await asyncio.gather(*(link.close() for link in links))
         self.listener.close()
+        await asyncio.gather(*(link.close() for link in self._waiting()))
 
     def _missing(self, timeout_s: float) -> str:
         refused = "".join(f"; {host} was refused: {why}" for host, why in self._refused.items())
         return (
             f"{len(self._seats)} of {self._nodes} nodes came to the endpoint within"
-            f" {timeout_s:g} s: {', '.join(sorted(self._seats))}{refused}; nothing was started;"
-            " start the same command on every node, or wait longer with --limit hello_s=SECONDS"
+            f" {timeout_s:g} s: {', '.join(sorted(self._seats))}{refused}"
         )
 
     def _ordered(self) -> list[NodeSeat]:
@@ -200,7 +241,10 @@ class NodeMeeting:
             self._note(f"{hello.host} was refused at the endpoint: {wrong}")
             link.send(NodeRefused(reason=wrong))
             return
-        self._seats[hello.host] = NodeSeat(hello.host, link, hello)
+        seat = NodeSeat(hello.host, link, hello)
+        if hello.node_rank < 0 and (rank := self._ranks.get(hello.host, -1)) not in self._taken():
+            seat = _with_rank(seat, rank)  # as before
+        self._seats[hello.host] = seat
         self._check_full()
         await self._listen(hello.host, link)
 
@@ -217,12 +261,14 @@ class NodeMeeting:
             return "the run has all its nodes"
         if hello.host in self._seats:
             return f"a node of host {hello.host} is there already"
-        ranks = [seat.hello.node_rank for seat in self._seats.values()]
         if hello.node_rank >= self._nodes:
             return f"its node rank {hello.node_rank} is not below {self._nodes}"
-        if hello.node_rank >= 0 and hello.node_rank in ranks:
+        if hello.node_rank >= 0 and hello.node_rank in self._taken():
             return f"node rank {hello.node_rank} is taken by another host"
         return ""
+
+    def _taken(self) -> list[int]:
+        return [seat.hello.node_rank for seat in self._seats.values()]
 
     async def _listen(self, host: str, link: NodeLink) -> None:
         """Notice that an accepted node leaves before the run begins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -180,17 +180,31 @@ async def _begin_group(entry: NodeEntry, run_dir: RunDir, show: SHOW) -> NodeEnd
         node = GroupNode(seat, run_dir, record, clock)
         here, store_port = identity.endpoint, plan.master_port or 0
         place = RunPlace(job.run, job.term, here, plan.master_addr, store_port)
-        await meeting.accept(seats, place, nonce, keep=True)
-        links = [(one.host, one.link) for one in seats if one.link]
-        for _, link in links:
-            link.use_key(token)
-        end = await node.lead(port, links)
+
+        async def accept(seats: list[NodeSeat]) -> list[tuple[str, NodeLink]]:
+            links = await meeting.accept(seats, place, nonce, keep=True)
+            for _, link in links:
+                link.use_key(token)
+            return links
+
+        async def replace_lost(lost: Sequence[str]) -> list[tuple[str, NodeLink]]:
+            names, wait_s = " and ".join(dict.fromkeys(lost)), plan.limits.hello_s
+            record.note(
+                f"waiting for a node in place of {names} at {plan.node.endpoint} for at most"
+                f" {wait_s:g} s (--limit hello_s=SECONDS); start the same command there"
+            )
+            links = await accept(await meeting.gather_again(lost, wait_s))
+            record.note(f"{' and '.join(host for host, _ in links)} takes part in the run")
+            return links
+
+        end = await node.lead(port, await accept(seats), replace_lost)
         record.run_ended(end)
         return NodeEnd(end, leads=True)
     except OutlastError as error:
         await meeting.refuse_all(str(error))
         raise
     finally:
+        await meeting.refuse_all("the run has ended")
         record.close()
 
 

@@ -6,10 +6,10 @@ import asyncio
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from outlast import events
-from outlast.errors import ConfigError, WireError
+from outlast.errors import EXIT_INTERRUPTED, ConfigError, WireError
 from outlast.launch.host.worker_environment import free_port
 from outlast.launch.torchrun.host_ranks import HostRanks
 from outlast.launch.torchrun.rank_store import RankStore
@@ -27,6 +27,8 @@ from outlast.transport.node_link import (
 
 BEATS = 4  # in a lease
 UNREAD_MAX = 4096  # messages of a peer, or failures of a group, that nobody has taken yet
+# Answers nodes in place of those of lost hosts; raises ConfigError if they do not come in time.
+Replace = Callable[[Sequence[str]], Awaitable[Sequence["BeatingLink"]]]
 END_S = 10.0  # beyond `stop_s`: for a host to answer that its ranks have ended
 
 
@@ -92,16 +94,21 @@ class GroupHosts:
         address: str,
         port: int | None,
         links: Sequence[BeatingLink] = (),
+        replace: Replace | None = None,
     ) -> None:
         self._ranks, self._store = ranks, store
-        self._address, self._port, self._links = address, port, links
+        self._address, self._port, self._replace = address, port, replace
         self._attempt, self.started_s = 0, ranks.started_s
-        self._lost: list[str] = []  # hosts
+        self._links: dict[str, BeatingLink] = {}  # by host
+        self._lost: dict[str, events.Fault] = {}  # by host
+        self._leaving: dict[str, events.Fault] = {}  # lost once its ranks have ended
         self._running: set[str] = set()  # hosts whose ranks have not ended; "" is this one
         self._changed = asyncio.Event()  # of `_running`
         self._failures: asyncio.Queue[events.Fault | Exception | str] = asyncio.Queue()
         self.on_signal: Callable[[signal.Signals, str], None] = lambda _number, _host: None
-        self._following = [asyncio.create_task(self._follow(link)) for link in links]
+        self._following: dict[str, asyncio.Task[None]] = {}
+        for link in links:
+            self._add(link)
         self._local: asyncio.Task[None] | None = None
         if store:
             store.on_end = self.fail
@@ -109,6 +116,10 @@ class GroupHosts:
     def fail(self, fault: events.Fault) -> None:
         """Add a failure of the group."""
         self._failures.put_nowait(fault)
+
+    def _add(self, link: BeatingLink) -> None:
+        self._links[link.host] = link
+        self._following[link.host] = asyncio.create_task(self._follow(link))
 
     def adopt(self) -> None:
         """Take this host's ranks as those of attempt 0, which run already."""
@@ -118,6 +129,7 @@ class GroupHosts:
     async def start(self, attempt: int) -> events.Fault | None:
         """Start all ranks, with a new store; return a fault if that fails."""
         self._attempt, self.started_s = attempt, time.monotonic()
+        self._running = {"", *self._links}  # before any wait: a host may be lost in it
         try:
             port = self._port or 0
             if self._store:
@@ -125,8 +137,7 @@ class GroupHosts:
             port = port or free_port(self._address)
         except (ConfigError, OSError) as error:
             return events.Fault(kind="exited", detail=str(error))
-        self._running = {"", *(link.host for link in self._links)}
-        for link in self._links:
+        for link in self._links.values():
             link.link.send(StartRanks(attempt=attempt, port=port))
         if fault := await self._ranks.start(attempt, port):
             return fault
@@ -149,7 +160,7 @@ class GroupHosts:
         their host is lost."""
         if self._local:
             self._local.cancel()
-        for link in self._links:
+        for link in self._links.values():
             link.link.send(EndRanks(attempt=self._attempt, signal=number))
         begun_s = time.monotonic()
         await self._ranks.end(number)
@@ -172,21 +183,62 @@ class GroupHosts:
 
     def still_elsewhere_s(self) -> float:
         """Return for how long the ranks of all other hosts have stood still."""
-        return min((one.still_s for one in self._links), default=math.inf)
+        return min((one.still_s for one in self._links.values()), default=math.inf)
 
-    def obstacle(self) -> str:
-        """Return why the ranks cannot be started again; "" if they can."""
-        return f"{' and '.join(self._lost)} is lost" if self._lost else ""
+    def release(self, host: str, reason: str) -> None:
+        """Let a node end, and end the attempt; another one can take its place."""
+        fault = events.Fault(kind="agent_lost", detail=reason, host=host)
+        self._leaving[host] = fault
+        self.fail(fault)
+
+    def losses(self) -> list[events.Fault]:
+        """Return the losses of hosts without a node in their place."""
+        return [*(self._lost | self._leaving).values()]
+
+    async def replace_lost(self) -> str:
+        """Wait for nodes in place of lost ones, after the end of all ranks; return why the ranks
+        cannot be started again, "" if they can. It may be cancelled."""
+        while lost := [*self._lost, *self._leaving]:
+            assert self._replace, "only other hosts are lost"
+            for host in lost:
+                await self._drop(host)
+            if self._store:
+                self._store.restart()
+            try:
+                links = await self._replace(lost)
+            except ConfigError as error:
+                names = " and ".join(dict.fromkeys(lost))
+                return f"no node came in place of {names}: {error}"
+            for host in lost:
+                self._lost.pop(host, None)
+            for link in links:
+                self._add(link)
+        while not self._failures.empty():
+            self._failures.get_nowait()  # of the hosts that are replaced
+        return ""
+
+    async def _drop(self, host: str) -> None:
+        """End the connection with a host that is lost, or leaves."""
+        link = self._links.pop(host, None)
+        if link is None:
+            return
+        self._following.pop(host).cancel()
+        if fault := self._leaving.pop(host, None):
+            self._lost[host] = fault
+            cause = f"{fault.detail}; the other nodes wait for one in its place"
+            ended = GroupEnded(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)
+            link.link.send(ended)
+        await link.close()
 
     async def tell(self, end: GroupEnded) -> None:
         """Tell the other hosts how the run has ended, and close the connections."""
-        for link in self._links:
+        for link in self._links.values():
             link.link.send(end)
-        await asyncio.gather(*(link.close() for link in self._links))
+        await asyncio.gather(*(link.close() for link in self._links.values()))
 
     def close(self) -> None:
         """Follow no ranks any more."""
-        for task in (*self._following, *filter(None, [self._local])):
+        for task in (*self._following.values(), *filter(None, [self._local])):
             task.cancel()
         self._ranks.close()
 
@@ -224,8 +276,8 @@ class GroupHosts:
         """Note a lost host: a failure, unless its ranks had ended."""
         if host in self._lost:
             return
-        self._lost.append(host)
+        detail = f"the launcher of {host} {why}; its ranks end with it"
+        self._lost[host] = events.Fault(kind="agent_lost", detail=detail, host=host)
         if host in self._running:
-            detail = f"the launcher of {host} {why}; its ranks end with it"
-            self._failures.put_nowait(events.Fault(kind="agent_lost", detail=detail, host=host))
+            self._failures.put_nowait(self._lost[host])
             self._end_of(host)

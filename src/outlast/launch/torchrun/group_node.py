@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import signal
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import NamedTuple
 
 from outlast import events
@@ -43,6 +43,7 @@ from outlast.transport.node_link import (
     run_token,
 )
 
+Links = Sequence[tuple[str, NodeLink]]  # with hosts
 GRACE_S = 15.0  # beyond `stop_s`: then this node ends without the others
 
 
@@ -79,10 +80,23 @@ class GroupNode:
         self._stops = 0
         self._standstill: StandstillMonitor
 
-    async def lead(self, port: int | None, links: list[tuple[str, NodeLink]]) -> EndRun:
+    async def lead(
+        self,
+        port: int | None,
+        links: Links,
+        replace: Callable[[Sequence[str]], Awaitable[Links]],
+    ) -> EndRun:
         """Decide for all nodes until the run ends. `port`: MASTER_PORT, or None for a free one at
-        each attempt. All started processes are dead when this returns or raises."""
+        each attempt; `replace` gathers nodes in place of lost ones. All started processes are dead
+        when this returns or raises."""
         plan, lease_s = self._plan, self._plan.limits.lease_s
+
+        def beating(links: Links) -> list[BeatingLink]:
+            return [BeatingLink(host, link, lease_s, lambda: 0.0) for host, link in links]
+
+        async def replace_lost(lost: Sequence[str]) -> list[BeatingLink]:
+            return beating(await replace(lost))
+
         store = RankStore(self.crew.leaders) if plan.agent_store else None
         ranks = HostRanks(self.crew, self._record, lambda worker: mix(worker), self._seat.node)
         hosts = GroupHosts(
@@ -90,7 +104,8 @@ class GroupNode:
             store,
             plan.master_addr,
             port,
-            [BeatingLink(host, link, lease_s, lambda: 0.0) for host, link in links],
+            beating(links),
+            replace_lost,
         )
         group = UnmanagedGroup(plan, self._run_dir, hosts, self._record)
         self._standstill = StandstillMonitor(
@@ -102,6 +117,9 @@ class GroupNode:
 
         def take(number: signal.Signals, host: str) -> None:
             reason = f"{number.name} to the launcher of {host}"
+            if number == signal.SIGTERM and host != self._seat.host and group.has_restarts:
+                hosts.release(host, f"{reason}, which leaves the run")  # its host may shut down
+                return
             self._record.note(f"{reason}: all ranks get it")
             group.stop(number, reason)
 

@@ -73,6 +73,11 @@ class RankStore:
             f" {answer or 'its process has ended'}; choose another --master-port"
         )
 
+    def restart(self) -> None:
+        """Free the port; a new process is ready for `open` soon."""
+        self.close()
+        self._start()
+
     def _ended(self) -> None:
         """Report that the process has ended by itself, perhaps for lack of memory. Ranks would wait
         for it for minutes."""

@@ -57,8 +57,13 @@ class GroupRanks(Protocol):
         """End the attempt of a group that hangs; return False if no rank runs."""
         ...
 
-    def obstacle(self) -> str:
-        """Return why the ranks cannot be started again; "" if they can."""
+    def losses(self) -> list[events.Fault]:
+        """Return the losses of hosts without a node in their place."""
+        ...
+
+    async def replace_lost(self) -> str:
+        """Wait for nodes in place of lost ones; return why the ranks cannot be started again, "" if
+        they can. It may be cancelled."""
         ...
 
 
@@ -106,6 +111,10 @@ class UnmanagedGroup:
                 return _end_of_mixed(self._mixed) if self._mixed else _DONE
             if why := self._why_stop(cause):
                 return self._stopped(cause, why)
+            if why := await self._replace_lost():
+                return self._stopped(cause, why, is_lost=True)
+            if self._signal:
+                return self._interrupted(cause)
             self._restarts += 1
             why = f"restart {self._restarts} of {self._plan.max_restarts}"
             who = f" (rank {cause.seat})" if cause.seat >= 0 else ""
@@ -124,9 +133,25 @@ class UnmanagedGroup:
         await self._ranks.end(signal.SIGTERM)
         return EndRun(outcome="gave_up", exit_code=EXIT_USER_ERROR, cause=failed)
 
+    async def _replace_lost(self) -> str:
+        """Wait for nodes in place of lost ones, until a signal; return why there are none."""
+        replaced = asyncio.create_task(self._ranks.replace_lost())
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({replaced, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            replaced.cancel()
+            stopped.cancel()
+        return replaced.result() if replaced.done() and not self._signal else ""
+
+    @property
+    def has_restarts(self) -> bool:
+        """Return whether a restart is left."""
+        return self._restarts < self._plan.max_restarts
+
     def give_up(self, reason: str) -> bool:
         """End the current attempt of a hung group; return False if no restart is left."""
-        return self._restarts < self._plan.max_restarts and self._ranks.end_hang(reason)
+        return self.has_restarts and self._ranks.end_hang(reason)
 
     def _interrupted(self, cause: events.Fault | None) -> EndRun:
         if cause is None and self._reason:
@@ -134,10 +159,10 @@ class UnmanagedGroup:
             cause = events.Fault(kind="requested", detail=self._reason, t_ns=t_ns)
         return EndRun(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)
 
-    def _stopped(self, cause: events.Fault, why: str) -> EndRun:
+    def _stopped(self, cause: events.Fault, why: str, *, is_lost: bool = False) -> EndRun:
         self._decide("stop", why)
         self._pass_on(cause)
-        is_lost = cause.kind == "agent_lost"
+        is_lost = is_lost or cause.kind == "agent_lost"
         return EndRun(
             outcome="gave_up" if is_lost else "user_error",
             exit_code=EXIT_GAVE_UP if is_lost else EXIT_USER_ERROR,
@@ -155,16 +180,15 @@ class UnmanagedGroup:
         unused = f"; {plural(restarts_left, 'restart')} left unused" if restarts_left else ""
         if _FAILS_AGAIN.search(_last_line(cause.traceback)):
             return f"a restart would fail in the same way{unused}"
-        if loop := self._crash_loop.objection(cause, time.monotonic() - self._ranks.started_s):
+        lived_s = time.monotonic() - self._ranks.started_s
+        if cause.kind != "agent_lost" and (loop := self._crash_loop.objection(cause, lived_s)):
             return f"{loop}{unused}"
         policy = self._plan.policy
         failure = policy.failure_class(cause)
         if failure != "request" and policy.rules(failure)[0].rung == "stop":
             return f"policy {policy.name} does not recover from the class {failure}"
-        if self._restarts >= self._plan.max_restarts:
+        if not self.has_restarts:
             return f"no restart is left (--max-restarts {self._plan.max_restarts})"
-        if obstacle := self._ranks.obstacle():
-            return f"{obstacle}{unused}"
         return ""
 
     def _decide(self, rung: str, reason: str) -> None:
@@ -220,6 +244,8 @@ class UnmanagedGroup:
             faults.append(later)
             self._notice(later)
         await self._ranks.end(self._signal or signal.SIGTERM)
+        if all(map(_is_echo, faults)):  # of the loss of a host, which took a lease to notice
+            faults += self._ranks.losses()
         return faults
 
     def _notice(self, fault: events.Fault) -> None:
