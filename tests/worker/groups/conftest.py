@@ -99,6 +99,11 @@ class Member:
                 case ["tell", value]:
                     self.told.put(value)
 
+    def await_others(self) -> None:
+        """Wait until all ranks are here; no group takes part."""
+        self.line.write("ready", 0)
+        assert self._connecting.get(timeout=DEADLINE_S) == 0
+
     def say(self, word: str) -> None:
         self.line.write("say", word)
 

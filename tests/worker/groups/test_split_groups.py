@@ -50,6 +50,7 @@ def _next_generation(member: Any) -> list[float]:
     member.init()
     group: Any = dist.group.WORLD.split_group([2, 0], group_name="pair")
     found = [] if group is None else [_sum(member, group)]
+    member.await_others()  # one that is severed earlier ends those that still connect
     member.groups.sever(1)
     member.connect(2)
     return found if group is None else [*found, _sum(member, group)]
