@@ -161,7 +161,7 @@ def members(world: int) -> st.SearchStrategy[set[int] | None]:
 
 
 @pytest.mark.parametrize("kind", DEALT)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_each_sample_is_trained_once(kind: str, data: st.DataObject) -> None:
     world = data.draw(st.integers(2, 5))
@@ -178,7 +178,7 @@ def test_each_sample_is_trained_once(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", ["StatefulDataLoader", "splits", "splits with a position"])
-@pytest.mark.parametrize("size", [40, 43])
+@pytest.mark.parametrize("size", [pytest.param(40, marks=pytest.mark.extended), 43])
 def test_loader_processes(kind: str, size: int) -> None:
     """Batches are read in this process as loader processes would give them, in turn."""
 

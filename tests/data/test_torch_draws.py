@@ -71,7 +71,7 @@ def test_equal_to_torch(name: str) -> None:
     draws = train(source, EPOCHS, None)
     source.close()
     assert [draw.seen for draw in draws] == expected
-    stride = 16 if "spawned" in name else 7 if _has_processes(name) else 3
+    stride = 16 if "spawned" in name else 7 if _has_processes(name) else 5
     for at in range(1, len(draws), stride):
         went = _goes_on(name, draws, at, 1000)
         if at < len(draws) - 3:  # who takes over from there in turn goes on with the same

@@ -75,8 +75,15 @@ def page_of(browser: Browser, shown: Path, name: str, width: int, scheme: str) -
         yield page
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
-@pytest.mark.parametrize("name", PAGES)
+def _views() -> Iterator[object]:
+    """Each page, narrow and dark or wide and light, in turn; the other one is an extended test."""
+    for number, name in enumerate(PAGES):
+        views = [(360, "dark"), (1280, "light")]
+        yield (name, *views[number % 2])
+        yield pytest.param(name, *views[1 - number % 2], marks=pytest.mark.extended)
+
+
+@pytest.mark.parametrize(("name", "width", "scheme"), _views())
 def test_axe_finds_nothing_grave(
     browser: Browser, runs: Path, lake: Path, name: str, width: int, scheme: str
 ) -> None:

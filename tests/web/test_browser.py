@@ -94,7 +94,9 @@ def test_the_planner_follows_its_sliders(
         expect(page.get_by_role("alert")).to_contain_text("work forever")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [pytest.param(360, "dark", marks=pytest.mark.extended), (1280, "light")]
+)
 def test_the_controls_of_a_lake(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
     logs, lake = tmp_path / "logs", tmp_path / "lake"
     assert main(["fleet", "synth", str(logs), "--days=4", "--nodes=48", "--seed=4"]) == 0
