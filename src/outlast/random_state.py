@@ -81,7 +81,7 @@ def snapshot() -> dict[str, Any]:
 def of_process() -> dict[str, Any]:
     """Return `snapshot` and, once CUDA is in use, the state of this process's device."""
     states = snapshot()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         # Only its own device's: the process that restores it may use another one.
         device = torch.cuda.current_device()
         states["cuda"] = _unless_equal_bytes("cuda", torch.cuda.get_rng_state(device))

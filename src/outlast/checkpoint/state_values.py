@@ -159,7 +159,8 @@ def trained(
         return
     if not set(map(type, value.values() if is_mapping else value)) <= _PLAIN:
         for key, item in _items(value):
-            yield from trained(item, (*path, key), inside | {id(value)})
+            if type(item) not in _PLAIN:
+                yield from trained(item, (*path, key), inside | {id(value)})
 
 
 def retrained(

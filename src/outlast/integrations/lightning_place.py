@@ -15,7 +15,7 @@ vote, in the same phase.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import Any
 
@@ -52,7 +52,7 @@ class LightningPlace:
         trainer, fit = self._trainer, self._trainer.fit_loop
         connector, val = trainer._logger_connector, fit.epoch_loop.val_loop
         return {
-            "progress": [_counters(each) for each in self._progress()],
+            "progress": [_followed(_counters(each)) for each in self._progress()],
             "loop": [
                 fit.epoch_loop._batches_that_stepped,
                 fit._data_fetcher.fetched if fit._data_fetcher is not None else 0,
@@ -111,9 +111,11 @@ class LightningPlace:
     def _metrics(self) -> Iterator[tuple[str, Any]]:
         """Yield the torchmetrics of the module, and their names."""
         kind = import_module("torchmetrics").Metric
-        for name, each in self._trainer.lightning_module.named_modules():
-            if isinstance(each, kind):
-                yield name, each
+        module = self._trainer.lightning_module
+        if any(issubclass(each, kind) for each in _kinds_of(module)):
+            for name, each in module.named_modules():
+                if isinstance(each, kind):
+                    yield name, each
 
     def _load_results(self, live: Any, saved: dict[str, dict[str, Any]]) -> None:
         """Make the logged numbers those of another process."""
@@ -144,7 +146,11 @@ class LightningPlace:
 
 
 def _counters(progress: Any) -> dict[str, Any]:
-    return _followed(asdict(progress))
+    """Return the numbers and flags of a progress; `dataclasses.asdict` would copy each of them."""
+    return {
+        name: value if isinstance(value, int) else _counters(value)
+        for name, value in vars(progress).items()
+    }
 
 
 def _followed(counters: dict[str, Any]) -> dict[str, Any]:
@@ -170,6 +176,16 @@ def _count(progress: Any, counters: dict[str, Any]) -> None:
             _count(live, value)
         else:
             setattr(progress, name, value)
+
+
+def _kinds_of(module: nn.Module) -> set[type[nn.Module]]:
+    """Return the classes of all submodules, more quickly than `modules` would."""
+    found, todo = {module}, [module]
+    for each in todo:
+        new = {*filter(None, each._modules.values())} - found if each._modules else ()
+        found.update(new)
+        todo += new
+    return {*map(type, found)}
 
 
 def _results(collection: Any) -> dict[str, dict[str, Any]]:

@@ -283,14 +283,12 @@ class Page:
     def _least_needed(self) -> int:
         """Return the index to overwrite: an empty slot, else the oldest slot with a newer copy,
         else the oldest slot."""
-        newest = {copy[1:]: copy for copy in sorted(copy for copy in self._slots if copy)}
-        return min(
-            range(SLOTS),
-            key=lambda index: (
-                (copy := self._slots[index]) is not None and newest[copy[1:]] == copy,
-                copy or (0, 0, 0),
-            ),
-        )
+        if None in self._slots:
+            return self._slots.index(None)
+        copies = sorted(copy for copy in self._slots if copy)
+        newest = {copy[1:]: copy for copy in copies}
+        older = (copy for copy in copies if newest[copy[1:]] is not copy)
+        return self._slots.index(next(older, copies[0]))
 
     def slots(self) -> dict[str, bytes]:
         """Return the newest valid copy of every slot by "kind:n"."""

@@ -28,7 +28,7 @@ from outlast.worker.save_timing import SaveTimer
 from outlast.worker.script.loop_headers import continued
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.script.weight_reads import WeightReads
-from outlast.worker.state import protected_state
+from outlast.worker.state import generator_states
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
 
@@ -122,7 +122,7 @@ class BatchLoop:
             self._joining.recover()
             self._status.step = place["step"]
             self._joining.restore_drawn(place["own"])
-            protected_state.restore(place["random"], self._phases.generators())
+            generator_states.restore(place["random"], self._phases.generators())
             first, resumed = place["turn"], True
             numbers = continued(numbers, place.get("rest"), first)
         elif walk is not None and walk.slot.batch:
@@ -206,7 +206,7 @@ class BatchLoop:
             "turn": self._turn,
             "rest": [self._rest.start, self._rest.stop, self._rest.step],
             "step": self._status.step,
-            "random": protected_state.capture(self._phases.generators()),
+            "random": generator_states.capture(self._phases.generators()),
             "own": self._joining.at_draw(),
         }
         return codec.encode(place)
@@ -288,7 +288,7 @@ class BatchLoop:
             self._joining.begin_from_copy()
         else:
             self._joining.restore_drawn(batch["own"])
-            protected_state.restore(batch["random"], self._phases.generators())
+            generator_states.restore(batch["random"], self._phases.generators())
         return batch
 
     def _batches(
@@ -333,7 +333,7 @@ class BatchLoop:
             "step": self._status.step,
             "index": self.index,
             "position": source.position(),
-            "random": protected_state.capture(self._phases.generators()),
+            "random": generator_states.capture(self._phases.generators()),
             "own": self._joining.at_draw(),
         }
         return codec.encode(self._newest | self.ranks.place())

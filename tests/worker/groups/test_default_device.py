@@ -18,7 +18,7 @@ from outlast.checkpoint.format.value_encoder import STAGED_BYTES_MIN, TensorSpec
 from outlast.data.epoch_order import draw_seed
 from outlast.worker.compute_environment import fingerprint
 from outlast.worker.phases import worker_recovery
-from outlast.worker.state import protected_state
+from outlast.worker.state import generator_states
 
 CPU = torch.device("cpu")
 
@@ -154,8 +154,8 @@ def test_a_spare_takes_over_the_generator_of_another_device(
     )
     untouched = devices[1]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    captured = protected_state.capture({})
+    captured = generator_states.capture({})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    protected_state.restore(codec.decode(codec.encode(captured)), {})
+    generator_states.restore(codec.decode(codec.encode(captured)), {})
     assert torch.equal(devices[1], devices[0])
     assert not torch.equal(devices[1], untouched)

@@ -222,17 +222,22 @@ def flatten(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 
     Raises CodecError naming the place ("scheduler.lr_lambdas[0] is a function ...").
     """
+    body, tensors = _written(value)
+    return seal(body), tensors
+
+
+def _written(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     writer = value_encoder.NodeWriter()
     writer.value(value)
     groups = (each.tensors if isinstance(each, Encoded) else (each,) for each in writer.tensors)
-    return seal(b"".join(writer.parts)), [tensor for group in groups for tensor in group]
+    return b"".join(writer.parts), [tensor for group in groups for tensor in group]
 
 
 def encode_node(value: Any) -> Encoded:
     """Return `value` as a node that takes its place in other values: a value that stays the same is
     encoded once. Raises CodecError as `flatten` does."""
-    schema, tensors = flatten(value)
-    return Encoded(unseal(schema).tobytes(), tuple(tensors), b"".join(map(raw, tensors)))
+    body, tensors = _written(value)
+    return Encoded(body, tuple(tensors), b"".join(map(raw, tensors)))
 
 
 def unflatten(schema: bytes | memoryview, tensors: Iterable[torch.Tensor]) -> Any:

@@ -97,6 +97,7 @@ def unseal(schema: bytes | memoryview) -> memoryview:
     return body
 
 
+_SHORT_MAX = 64  # characters of a string whose bytes are kept: keys occur in every step
 _PACKED_MIN = 8  # shorter sequences of one number type are written item by item
 
 
@@ -109,6 +110,7 @@ class _Refused(Exception):  # noqa: N818 - collects the path on its way up, neve
         super().__init__(what)
         self.what, self.instead = what, instead
         self.path: list[str] = []
+        self.steps: int | None = None  # of the path, from its beginning; None: all
 
 
 class Encoded(NamedTuple):
@@ -125,14 +127,15 @@ class NodeWriter:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.tensors: list[torch.Tensor | Encoded] = []
-        self.inside: set[int] = set()  # ids of the containers that we are in
+        self.inside: list[Any] = []  # the containers that we are in
 
     def value(self, value: Any) -> None:
         """Write a value. Raises CodecError naming the path of the part that cannot be written."""
         try:
             self.node(value)
         except _Refused as refused:
-            place = "".join(reversed(refused.path)).removeprefix(".") or "the value"
+            steps = refused.path[::-1][: refused.steps]
+            place = "".join(steps).removeprefix(".") or "the value"
             raise CodecError(
                 f"{place} {refused.what}, which cannot be kept without pickle; nothing was"
                 f" written; {refused.instead}"
@@ -140,26 +143,30 @@ class NodeWriter:
 
     def node(self, value: Any) -> None:
         """Write a node, of any supported type."""
-        write = _WRITERS.get(type(value))
-        if write is not None:
-            write(self, value)
-        elif isinstance(value, np.generic):
-            _array(self, np.asarray(value), b"G")
-        else:
-            is_sharded = hasattr(type(value), "to_local")  # a DTensor, whose import takes a second
-            raise _Refused(_is(value), _SHARDED if is_sharded else _REBUILT)
+        _WRITERS.get(type(value), _scalar)(self, value)
 
     def enter(self, value: Any) -> None:
         """Enter a container; refuse cycles and too deep nesting."""
-        if id(value) in self.inside:
-            raise _Refused("contains itself")
         if len(self.inside) >= DEPTH_MAX:
-            raise _Refused(f"is nested deeper than {DEPTH_MAX} levels")
-        self.inside.add(id(value))
+            raise self._depth()
+        self.inside.append(value)
 
-    def leave(self, value: Any) -> None:
-        """Leave a container."""
-        self.inside.discard(id(value))
+    def _depth(self) -> _Refused:
+        """Return the refusal of a cycle, or of the depth. Cycles are not looked for before: `id` is
+        an audit event, and scripts that work on files have a hook (phase_files.py)."""
+        around = set[int]()
+        for depth, each in enumerate(self.inside):
+            if id(each) in around:
+                refused = _Refused("contains itself")
+                refused.steps = depth
+                return refused
+            around.add(id(each))
+        return _Refused(f"is nested deeper than {DEPTH_MAX} levels")
+
+
+@lru_cache(maxsize=4096)
+def _short_text(text: str) -> bytes:
+    return b"s" + _text(text)
 
 
 def _text(text: str) -> bytes:
@@ -203,20 +210,13 @@ def _complex(writer: NodeWriter, value: complex) -> None:
 
 
 def _str(writer: NodeWriter, value: str) -> None:
-    writer.parts.append(b"s" + _text(value))
+    is_short = len(value) <= _SHORT_MAX
+    writer.parts.append(_short_text(value) if is_short else b"s" + _text(value))
 
 
 def _bytes(writer: NodeWriter, value: bytes) -> None:
     writer.parts.append(b"b" + SIZE.pack(len(value)))
     writer.parts.append(value)
-
-
-def _list(writer: NodeWriter, value: list[Any]) -> None:
-    _items(writer, value, b"l", b"L")
-
-
-def _tuple(writer: NodeWriter, value: tuple[Any, ...]) -> None:
-    _items(writer, value, b"t", b"U")
 
 
 def _items(
@@ -229,11 +229,11 @@ def _items(
     writer.parts.append(tag + SIZE.pack(len(value)))
     for index, item in enumerate(value):
         try:
-            writer.node(item)
+            _WRITERS.get(type(item), _scalar)(writer, item)
         except _Refused as refused:
             refused.path.append(f"[{index}]")
             raise
-    writer.leave(value)
+    writer.inside.pop()
 
 
 def _packed(items: list[Any] | tuple[Any, ...]) -> bytes | None:
@@ -262,17 +262,9 @@ def _hashable(item: Hashable) -> bytes:
     return b"".join(inner.parts)
 
 
-def _dict(writer: NodeWriter, value: dict[Any, Any]) -> None:
-    _pairs(writer, value, b"d")
-
-
 def _ordered(writer: NodeWriter, value: OrderedDict[Any, Any]) -> None:
     _pairs(writer, value, b"o")
     writer.node(vars(value))  # a module's state_dict() keeps its versions in `_metadata`
-
-
-def _counter(writer: NodeWriter, value: Counter[Any]) -> None:
-    _pairs(writer, value, b"n")
 
 
 def _defaultdict(writer: NodeWriter, value: defaultdict[Any, Any]) -> None:
@@ -293,12 +285,12 @@ def _pairs(writer: NodeWriter, value: dict[Any, Any], tag: bytes) -> None:
                 _str(writer, key)
             else:
                 writer.parts.append(_hashable(key))
-            writer.node(item)
+            _WRITERS.get(type(item), _scalar)(writer, item)
         except _Refused as refused:
             plain = type(key) is str and key.isidentifier()
             refused.path.append(f".{key}" if plain else f"[{reprlib.repr(key)}]")
             raise
-    writer.leave(value)
+    writer.inside.pop()
 
 
 def _tensor(writer: NodeWriter, value: torch.Tensor) -> None:
@@ -342,6 +334,13 @@ def _ndarray(writer: NodeWriter, value: np.ndarray[Any, Any]) -> None:
     _array(writer, value, b"a")
 
 
+def _scalar(writer: NodeWriter, value: Any) -> None:
+    if not isinstance(value, np.generic):
+        is_sharded = hasattr(type(value), "to_local")  # a DTensor, whose import takes a second
+        raise _Refused(_is(value), _SHARDED if is_sharded else _REBUILT)
+    _array(writer, np.asarray(value), b"G")
+
+
 def _array(writer: NodeWriter, value: np.ndarray[Any, Any], tag: bytes) -> None:
     raw = value.tobytes()
     writer.parts.append(tag + _dtype_head(value.dtype) + _numbers("q", value.shape))
@@ -367,13 +366,13 @@ _WRITERS: dict[type, Callable[[NodeWriter, Any], None]] = {
     complex: _complex,
     str: _str,
     bytes: _bytes,
-    list: _list,
-    tuple: _tuple,
+    list: lambda writer, value: _items(writer, value, b"l", b"L"),
+    tuple: lambda writer, value: _items(writer, value, b"t", b"U"),
     set: _set,
     frozenset: _set,
-    dict: _dict,
+    dict: lambda writer, value: _pairs(writer, value, b"d"),
     OrderedDict: _ordered,
-    Counter: _counter,
+    Counter: lambda writer, value: _pairs(writer, value, b"n"),
     defaultdict: _defaultdict,
     torch.Tensor: _tensor,
     torch.nn.Parameter: _tensor,

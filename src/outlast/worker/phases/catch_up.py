@@ -37,7 +37,7 @@ from outlast.worker.phases.step_redo import ScriptObjects, StepRedo
 from outlast.worker.phases.worker_recovery import WorkerRecovery
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.sentinels.collective_tape import CollectiveTape
-from outlast.worker.state import protected_state
+from outlast.worker.state import generator_states
 from outlast.worker.state.protected_state import ProtectedState
 from outlast.worker.worker_events import WorkerEvents
 from outlast.worker.worker_status import WorkerStatus
@@ -153,7 +153,7 @@ class CatchUp:
         if not walk.after and not walk.slot.at_draw:
             self.restore_walked()
             protected.restore_choices(here)
-            protected_state.restore(here["random"], protected.generators)
+            generator_states.restore(here["random"], protected.generators)
         return True
 
     def begin_from_copy(self) -> None:
@@ -226,7 +226,7 @@ class CatchUp:
             )
         if own:
             self.restore_drawn(own)
-            protected_state.restore(
+            generator_states.restore(
                 codec.decode(own)["random"], self._owner.protected_state().generators
             )
         self._place.add(recorded, own)

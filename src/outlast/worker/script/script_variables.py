@@ -262,7 +262,7 @@ class ScriptVariables(Refusals):
             self._loops = [TrainingLoop(frame, self._heads) for frame in own_frames()]
             self.check_header(self.refuse, "batches")
         self._carry_modes()
-        for path, new in self._watch.changes(self._protected()):
+        for path, new in self._watch.changes(self._protected):
             self.refuse(f"the training loop binds {text(path)} to another {type(new).__name__}")
         for loop in (each for each in self._loops if each.looks < LOOKS_AT_LOOP):
             self._look_at(loop)

@@ -245,8 +245,9 @@ class RebindWatch:
             if is_watched and not spot.is_carriable and path not in self._carried:
                 self._objects[path] = spot.value
 
-    def changes(self, protected: set[int]) -> Iterator[tuple[Path, Any]]:
-        """Yield (path, new object) of names bound to other objects since the last call.
+    def changes(self, protected: Callable[[], set[int]]) -> Iterator[tuple[Path, Any]]:
+        """Yield (path, new object) of names bound to other objects since the last call; `protected`
+        returns the ids of protected objects.
 
         Excludes objects that differ only in carriable attributes, which are carried from now on.
         """
@@ -258,7 +259,7 @@ class RebindWatch:
                 continue
             if new is not old:
                 self._objects[path] = new
-                if not self._carry_attributes(path, old, new, protected):
+                if not self._carry_attributes(path, old, new, protected()):
                     yield path, new
 
     def _carry_attributes(self, path: Path, old: Any, new: Any, protected: set[int]) -> bool:

@@ -7,8 +7,9 @@ import io
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Hashable
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ _NODES_MAX = 20_000  # of one container
 CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, Counter, set, frozenset, deque)
 _OTHERS = (np.generic, torch.Size, torch.dtype, io.IOBase)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_SMALL = frozenset({bool, int, str, type(None)})  # equal ones are the same bytes: floats are not
+_TEXT_MAX = 64  # characters of a string whose bytes are kept
 _GENERATOR, _DEQUE, _FILE = "outlast.generator", "outlast.deque", "outlast.file"
 _MAXLEN = "maxlen"
 _SERIES = {"list": list, "tuple": tuple, "deque": deque}
@@ -103,6 +106,8 @@ def _maxlen(value: Any) -> int | None:
 
 def written(value: Any) -> bytes | None:
     """Return the value encoded without pickle; None if that is impossible or too large."""
+    if type(value) in _SMALL and (type(value) is not str or len(value) <= _TEXT_MAX):
+        return _written_small(value)
     if isinstance(value, (type, types.FunctionType, nn.Module, torch.device)):
         return None
     if type(value) not in PLAIN and not _fits(value):
@@ -111,6 +116,11 @@ def written(value: Any) -> bytes | None:
         return codec.encode(outward(value))
     except CodecError:
         return None
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _written_small(value: Hashable) -> bytes:
+    return codec.encode(value)
 
 
 def place_in_file(value: io.IOBase) -> list[Any] | None:

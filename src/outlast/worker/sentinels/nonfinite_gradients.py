@@ -42,13 +42,14 @@ class GradientPart(NamedTuple):
     parameter: nn.Parameter
     start: int
     end: int
+    is_whole: bool
 
     def elements(self) -> torch.Tensor | None:
         """Return these elements; all that this rank has, where they are not one dense tensor."""
         gradient = self.parameter.grad
-        if gradient is None or not _is_dense(gradient):
+        if gradient is None or self.is_whole or not _is_dense(gradient):
             return gradient
-        if self.end - self.start == gradient.numel() or not gradient.is_contiguous():
+        if not gradient.is_contiguous():
             return gradient
         return gradient.view(-1)[self.start : self.end] if self.start < self.end else None
 
@@ -69,7 +70,7 @@ def divide(
             start = min(max(low - at, 0), size)
             end = min(max(high - at, start), size)
             at += size
-        parts.append(GradientPart(name, parameter, start, end))
+        parts.append(GradientPart(name, parameter, start, end, end - start == size))
     return parts
 
 

@@ -119,7 +119,10 @@ def describe_parameter_changes(
 
 def layers_of(named: Iterable[tuple[str, nn.Module]]) -> list[Layer]:
     """Return each submodule's name, the submodule, and the `forward` that it was given."""
-    return [(name, part, _own_forward(part)) for name, part in named]
+    return [
+        (name, part, _own_forward(part) if "forward" in part.__dict__ else None)
+        for name, part in named
+    ]
 
 
 def _own_forward(part: nn.Module) -> object:

@@ -37,6 +37,7 @@ from outlast.worker.state.tensor_digests import (
 )
 
 _TRAINING, _REQUIRES_GRAD = attrgetter("training"), attrgetter("requires_grad")
+_GRADIENT, _BUFFERS = attrgetter("grad"), attrgetter("_buffers")
 _DENSE, _SPARSE = 1, 2  # kinds of gradients
 _PARAMETER_HOOKS = "_post_accumulate_grad_hooks"
 _REGISTER = "an undone attempt has left it behind; register it before protect()"
@@ -45,7 +46,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class ProtectedModules:
-    """All submodules of the named modules; `refresh` finds submodules added later.
+    """All submodules of the named modules and their parameters; `refresh` finds those added later.
 
     `reducers` are the DDP modules that reduce gradients of these modules: submodules, and DDP
     modules around a submodule, which a script need not protect (`protect(model=ddp.module)`).
@@ -68,8 +69,15 @@ class ProtectedModules:
             for name, module in self._named.items()
             for prefix, part in module.named_modules(prefix=name)
         ]
+        self.parts = [part for _, part in self._parts]
         self._children = self._present_children()
+        self._list_parameters()
         self._list_reducers()
+
+    def _list_parameters(self) -> None:
+        tables = [part._parameters for part in self.parts]  # noqa: SLF001 - TorchScript's have no iterator
+        self.parameter_names = [tuple(table.keys()) for table in tables]
+        self._parameters = [p for table in tables for p in table.values() if p is not None]
 
     def _list_reducers(self) -> None:
         found = [part for _, part in self._parts if isinstance(part, DistributedDataParallel)]
@@ -95,11 +103,6 @@ class ProtectedModules:
         self._wrappers = [each for _, each in sorted(placed, key=lambda pair: pair[0])]
         self._list_reducers()
 
-    @property
-    def parts(self) -> list[nn.Module]:
-        """Return all submodules, including the named modules."""
-        return [part for _, part in self._parts]
-
     def remember_hooks(self) -> None:
         """Record the present hooks as known."""
         handles = RemovableHandle.next_id  # count of handles ever registered in this process
@@ -117,7 +120,7 @@ class ProtectedModules:
 
     def modes(self) -> bytes:
         """Return `training` of each module, then `requires_grad` of each parameter."""
-        return bytes(map(_TRAINING, self.parts)) + bytes(map(_REQUIRES_GRAD, self.parameters()))
+        return bytes([*map(_TRAINING, self.parts), *map(_REQUIRES_GRAD, self._parameters)])
 
     def set_modes(self, modes: bytes) -> None:
         """Restore the result of `modes`. No-op if the number of modules or parameters differs."""
@@ -131,10 +134,8 @@ class ProtectedModules:
 
     def gradients(self) -> bytes:
         """Return for each parameter whether it has a gradient: 1, or 2 for a sparse one."""
-        return bytes(
-            0 if p.grad is None else _SPARSE if p.grad.is_sparse else _DENSE
-            for p in self.parameters()
-        )
+        gradients = map(_GRADIENT, self._parameters)
+        return bytes([0 if g is None else _SPARSE if g.is_sparse else _DENSE for g in gradients])
 
     def set_gradients(self, gradients: bytes) -> None:
         """Create zero gradients where `gradients` has one and the parameter has none; remove the
@@ -150,19 +151,18 @@ class ProtectedModules:
                 parameter.grad = torch.zeros_like(parameter.detach(), layout=layout)
 
     def _present_children(self) -> list[nn.Module | None]:
-        return [child for _, part in self._parts for child in part._modules.values()]  # noqa: SLF001 - no copy
+        return [child for part in self.parts for child in part._modules.values()]  # noqa: SLF001 - no copy
 
     def refresh(self) -> None:
-        """Collect submodules again if they changed, and DDP modules made before the first phase."""
-        if not are_same(self._present_children(), self._children):
+        """List the parameters again, the submodules if they changed, and DDP modules made before
+        the first phase."""
+        if are_same(self._present_children(), self._children):
+            self._list_parameters()
+        else:
             self._walk()
         if not self._has_run:
             self._has_run = True
             self._find_wrappers()
-
-    def parameter_names(self) -> list[tuple[str, ...]]:
-        """Return the names of the parameters of each submodule."""
-        return [tuple(part._parameters.keys()) for _, part in self._parts]  # noqa: SLF001 - TorchScript's have no iterator
 
     @property
     def named_parts(self) -> list[tuple[str, nn.Module]]:
@@ -174,13 +174,9 @@ class ProtectedModules:
         return {name: type(part).__name__ for name, part in self._parts}
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return all parameters; a parameter shared by several submodules appears several times."""
-        return [
-            parameter
-            for _, part in self._parts
-            for parameter in part._parameters.values()  # noqa: SLF001 - the same
-            if parameter is not None
-        ]
+        """Return all parameters, at the last `refresh`. A parameter shared by several submodules
+        appears several times."""
+        return self._parameters
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return all parameters by "module.name"."""
@@ -193,10 +189,13 @@ class ProtectedModules:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return all buffers by "module.name"; for a sharded buffer, this rank's shard."""
+        tables = [*map(_BUFFERS, self.parts)]
+        if not any(tables):
+            return {}
         return {
             f"{prefix}.{key}": local_shard(buffer)
-            for prefix, part in self._parts
-            for key, buffer in part._buffers.items()  # noqa: SLF001 - the same
+            for (prefix, _), table in zip(self._parts, tables, strict=True)
+            for key, buffer in table.items()
             if buffer is not None
         }
 

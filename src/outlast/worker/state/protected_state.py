@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from outlast import random_state
 from outlast.checkpoint import state_values
 from outlast.checkpoint.format import codec
 from outlast.checkpoint.script_state import ScriptState, Stateful
 from outlast.errors import CodecError, ProtectError
 from outlast.random_state import GENERATOR_TYPES, Generator
 from outlast.worker.script.carried_variables import CarriedVariables
+from outlast.worker.state import generator_states
 from outlast.worker.state.ddp_buckets import BucketState, DDPBuckets, must_fit_phase, refuse_hidden
 from outlast.worker.state.optimizer_state import (
     Layer,
@@ -45,30 +45,6 @@ from outlast.worker.state.protected_modules import ModuleBuffers, ProtectedModul
 from outlast.worker.state.rank_local_state import RankLocalState
 from outlast.worker.state.sharded_modules import FSDPIterations, refuse_unsupported
 from outlast.worker.state.tensor_digests import are_same, local_shards, must_match
-
-_captured: dict[str, tuple[Any, codec.Encoded]] = {}  # by generator: its state, and that encoded
-
-
-def capture(named: Mapping[str, Generator]) -> dict[str, Any]:
-    """Return the state of all generators, for `codec` to encode."""
-    states = random_state.of_process()
-    for name, state in states.items():
-        if name not in _captured or _captured[name][0] is not state:
-            _captured[name] = state, codec.encode_node(state)
-    captured: dict[str, Any] = {name: _captured[name][1] for name in states}
-    return captured | {"named": random_state.states(named)} if named else captured
-
-
-def restore(state: Mapping[str, Any], named: Mapping[str, Generator]) -> None:
-    """Restore the result of `capture`. Raises ProtectError when the named generators differ."""
-    saved = state.get("named", {})
-    if saved.keys() != named.keys():
-        raise ProtectError(
-            f"the saved generators are {sorted(saved)}, the script protects {sorted(named)}:"
-            " every worker must protect the same names"
-        )
-    random_state.restore(state)
-    random_state.restore_state(named, saved)
 
 
 class Replicated:
@@ -114,7 +90,7 @@ class ProtectedState:
         self.reducers = DDPBuckets(lambda: self.tree.reducers)
         self.iterations = FSDPIterations(self.tree)
         self.parameters = self.tree.parameters()  # `check_unchanged` holds each phase to them
-        self._parameter_names = self.tree.parameter_names()
+        self._parameter_names = self.tree.parameter_names
         self._named = dict(self.tree.named_parameters())
         self.audited = by_first_name(self._named)
         self._layers: list[Layer] = []  # in the first phase
@@ -169,7 +145,7 @@ class ProtectedState:
         """Raise ProtectError if a module or an optimizer was changed after `protect`."""
         self._given.must_be_there()
         self.tree.refresh()
-        names = self.tree.parameter_names()
+        names = self.tree.parameter_names
         if not are_same(self.tree.parameters(), self.parameters) or names != self._parameter_names:
             now = dict(self.tree.named_parameters())
             changes = describe_parameter_changes(self._named, now, self.tree.types())
@@ -259,7 +235,7 @@ class ProtectedState:
         """Encode what the script may change: generators, own objects, variables at a `phase`."""
         objects = {name: _content(value) for name, value in self.own.items()}
         choices = {
-            "random": capture(self.generators),
+            "random": generator_states.capture(self.generators),
             "objects": objects,
             "trained": list(state_values.trained(objects)),
             "script": self.script.state(phase) if self.script is not None else {},
@@ -279,7 +255,7 @@ class ProtectedState:
         if keep is not None and "local" in state:
             self.local.restore(state["local"], keep=keep)
         saved = codec.decode(state["choices"])
-        restore(saved["random"], self.generators)
+        generator_states.restore(saved["random"], self.generators)
         self.buffers.restore_own(state["buffers"])
         self.tree.set_modes(state.get("modes", b""))
         self.iterations.set_settings(state.get("fsdp", []))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -132,11 +133,19 @@ class FSDPIterations:
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is None:
             return []
-        return [part for part in self._modules.parts if isinstance(part, fsdp.FSDPModule)]
+        parts = self._modules.parts
+        if not _are_sharded(frozenset(map(type, parts)), fsdp.FSDPModule):
+            return []
+        return [part for part in parts if isinstance(part, fsdp.FSDPModule)]
 
     def _roots(self) -> list[Any]:
         # None before the first forward, when there is nothing to end.
         return [part for part in self._parts() if part._get_fsdp_state()._is_root]  # noqa: SLF001 - no other
+
+
+@lru_cache(maxsize=64)
+def _are_sharded(kinds: frozenset[type], sharded: type) -> bool:
+    return any(issubclass(kind, sharded) for kind in kinds)
 
 
 def _reset(root: Any) -> None:
