@@ -92,6 +92,12 @@ class AttemptGradients:
             for before in self._before
         )
 
+    def untouched(self) -> set[int]:
+        """Return the ids of the parameters whose gradients are those of earlier phases."""
+        pairs = [(one, one.gradient) for one in self._before]
+        same = [o for o, old in pairs if old and (g := old()) is not None and g is o.parameter.grad]
+        return {id(one.parameter) for one in same if _VERSION(one.parameter.grad) == one.version}
+
     @torch.no_grad()
     def put_back(self) -> None:
         """Remove new gradients and zero the others, since a phase clears gradients first."""
@@ -178,7 +184,7 @@ class UndoCopy:
         self._objects = {n: copy.deepcopy(o.state_dict()) for n, o in protected.schedules.items()}
         scales = [(scaler, self._objects[n]["scale"]) for n, scaler in protected.scalers.items()]
         self.scaler_steps = ScalerSteps(scales)
-        self._gradients = AttemptGradients(
+        self.gradients = AttemptGradients(
             protected.tree.parameters(), protected.tree.reducers, self.scaler_steps
         )
         known = protected.knows(key)
@@ -210,7 +216,7 @@ class UndoCopy:
 
     def changed_parameter(self) -> str:
         """Return the name of a parameter that the attempt has written to, "" for none."""
-        changed = self._gradients.changed_parameter()
+        changed = self.gradients.changed_parameter()
         named = (
             f"{name}.{key}"
             for name, module in self._protected.modules.items()
@@ -225,7 +231,7 @@ class UndoCopy:
 
     def leaves_gradients(self) -> bool:
         """Return whether an attempt without a vote leaves gradients to the next phase."""
-        return self._gradients.has_leftovers()
+        return self.gradients.has_leftovers()
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the parameters before the attempt, if all was copied."""
@@ -252,7 +258,7 @@ class UndoCopy:
         self._buffers.must_fit()
         if self._copy is not None:
             self._protected.adopt(self._copy)
-        self._gradients.put_back()
+        self.gradients.put_back()
         lost = self._buffers.put_back()
         self._protected.tree.set_flags(self._flags)
         for name, optimizer in self._protected.optimizers.items():

@@ -205,7 +205,7 @@ class PhaseRunner:
         if not (self.gate.is_undoable or attempt.vote_ns):
             self.memory.before_vote(optimizer)
             commit_gate.prepare_vote(attempt, self.protected_state())
-            self.rehearsal.rehearse(attempt)
+            self.rehearsal.rehearse(attempt, optimizer)
             self.nonfinite.look(attempt, optimizer)
             self.replays.record(attempt)
             self._vote(attempt, gated=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch.optim import Optimizer
+
 from outlast.errors import StepRefused
 from outlast.worker.groups import GroupRegistry
 from outlast.worker.phases.catch_up import REHEARSALS, CatchUp
@@ -36,10 +38,13 @@ class StepRehearsal:
         self._standalone = standalone
         self.check = RepetitionCheck()
         self.leftovers = LeftoverGradients(self._reads_gradients)
+        self._optimizer: Optimizer | None = None  # that steps in the attempt under way
         self.ungated: set[str] = set()  # functions that have ended a phase without a step
 
-    def rehearse(self, attempt: PhaseAttempt) -> None:
-        """Raise StepRefused in a function's first attempts, which are compared with each other."""
+    def rehearse(self, attempt: PhaseAttempt, optimizer: Optimizer | None = None) -> None:
+        """Raise StepRefused in a function's first attempts, which are compared with each other, at
+        the gate of `optimizer`."""
+        self._optimizer = optimizer
         key, place = attempt.key, (self._status.opened, self._status.n)
         joining = self._joining
         is_new = not self._standalone and key not in joining.rehearsed_here
@@ -97,4 +102,10 @@ class StepRehearsal:
     def _look(self, attempt: PhaseAttempt) -> repetitions.Repetition:
         protected = self._protected_state()
         choices, named = protected.own_choices(attempt.key), protected.tree.named_parameters()
-        return repetitions.look(self._status.opened, choices, attempt.reports, named)
+        others = set[int]()
+        if self._optimizer is not None:  # else the phase may have stepped with any of them
+            groups = self._optimizer.param_groups
+            others = attempt.undo.gradients.untouched()
+            others -= {id(parameter) for group in groups for parameter in group["params"]}
+        computed = ((name, parameter) for name, parameter in named if id(parameter) not in others)
+        return repetitions.look(self._status.opened, choices, attempt.reports, computed)
