@@ -46,9 +46,27 @@ SCRIPTS = {
                 loss_of(batch).backward()
             optimizer.step()
         for epoch in session.epochs(2):
-            for number, batches in session.enumerate(range(5), batches_per_step=2):
+            loop = session.enumerate(range(5), batches_per_step=2)
+            assert len(loop) == 3 and len(session.batches(range(5))) == 5
+            for number, batches in loop:
                 session.run(step, batches)
                 print(epoch, number, batches, session.step_index)
+        """,
+    "skipped batches": """
+        session.protect(model=model, optimizer=optimizer)
+        def step(batch):
+            optimizer.zero_grad()
+            loss_of(batch).backward()
+            optimizer.step()
+        def all_of(loop):
+            yield from loop
+        draws = session.batches(range(8), epochs=1)
+        session.run(step, next(draws))
+        session.run(step, next(draws))
+        for batch in all_of(draws):
+            if batch % 3 == 0:
+                session.run(step, batch)
+        print(session.step_index)
         """,
     "calls": """
         session.protect(model=model, optimizer=optimizer)
@@ -180,9 +198,22 @@ ERRORS = {
     ),
     "a batch of an earlier epoch": (
         "kept = []\nfor _ in session.epochs(2):\n"
-        "  kept.append(iter(session.batches([1, 2]))); next(kept[-1])\n  next(kept[0])\n",
+        "  kept.append(iter(session.batches([1, 2]))); next(kept[-1])\n"
+        "  session.run(lambda: None)\n  next(kept[0])\n",
         "was drawn after that epoch's end",
     ),
+    "two batches for a step": (
+        "draws = session.batches([1, 2, 3], epochs=2)\nfirst = next(draws)\nsecond = next(draws)",
+        "a second batch of session.batches is drawn by next()",
+    ),
+    "a list of batches for a step": (
+        "draws = session.batches([1, 2, 3], epochs=2)\n"
+        "def pairs():\n  while True: yield [next(draws) for _ in range(2)]\n"
+        "for pair in pairs(): session.run(lambda: None)",
+        "a second batch of session.batches is drawn by next()",
+    ),
+    "the length of steps": ("len(session.batches([1], until=2))", "has no number of batches"),
+    "the length of a stream": ("len(session.batches(iter([1]), epochs=1))", "has no len()"),
     "lists of no loader": (
         "session.batches(None, until=1, batches_per_step=2)",
         "session.batches(None, batches_per_step=2) has no lists of batches",
@@ -208,6 +239,11 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Left]:
     batches = [[[str(folder / f"{number}.py")]] for number in range(len(scripts))]
     left = rear(folder, batches, "-W", "error")
     return dict(zip(scripts, (one for (one,) in left), strict=True))
+
+
+def test_a_for_statement_may_skip_batches(left: dict[str, Left]) -> None:
+    code, out, err = left["skipped batches"]
+    assert (out.split(), code) == (["4"], 0), err
 
 
 def test_lists_of_batches_are_steps(left: dict[str, Left]) -> None:

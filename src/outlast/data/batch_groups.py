@@ -20,6 +20,9 @@ class BatchGroups:
     def __init__(self, loader: Any, size: int, *, draws: bool) -> None:
         self.loader, self.size, self.draws = loader, size, draws
 
+    def __len__(self) -> int:
+        return -(-len(self.loader) // self.size)
+
 
 def open_grouped(loader: Any, codec: Codec) -> BatchSource:
     """Return the source of a loader, or of groups of its batches. See open_source."""

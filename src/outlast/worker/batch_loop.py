@@ -314,8 +314,8 @@ class BatchLoop:
                 batch = ()
             if not batch:
                 return
+            self._use.draw(batch[0], is_second=self.pending)
             self.pending = True
-            self._use.draw(batch[0])
             self.batch = batch[0]
             self.first_batch = None if self._has_drawn else batch[0]
             self._has_drawn = True

@@ -21,6 +21,33 @@ from outlast.worker.worker_process import WorkerProcess
 T = TypeVar("T")
 
 
+class _LoopBatches:
+    """Batches of a loop, whose number a progress bar or a logger can ask for as that of a loader.
+
+    `len` is the number of all its epochs' batches, and an error where steps end the loop.
+    """
+
+    def __init__(
+        self, batches: Iterator[Any], loader: Any, until: int | None, epochs: int | None
+    ) -> None:
+        self._batches, self._loader = batches, loader
+        self._epochs = None if until is not None else 1 if epochs is None else epochs
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        if self._epochs is None:
+            raise TypeError("session.batches(..., until=STEPS) has no number of batches")
+        return len(self._loader) * self._epochs
+
+    def __length_hint__(self) -> Any:
+        return NotImplemented  # without it, an iterator counts as one that keeps a hidden place
+
+
 class Session:
     """Seat in the job, made by `init`; one per process. Children that the script forks may read
     rank, world size, local rank and device, and nothing else."""
@@ -123,8 +150,8 @@ class Session:
         `batches_per_step`: yield lists of so many batches, whose gradients one step adds up. The
         last list of an epoch may be shorter.
         """
-        loop = self._worker.enter_loop(loader)
-        return loop.run(self._in_groups(loader, batches_per_step), until, epochs)
+        loop, given = self._worker.enter_loop(loader), self._in_groups(loader, batches_per_step)
+        return _LoopBatches(loop.run(given, until, epochs), given, until, epochs)
 
     def enumerate(
         self,
@@ -137,9 +164,9 @@ class Session:
     ) -> Iterator[tuple[int, Any]]:
         """Yield (number, batch) of `batches`, as the builtin `enumerate` numbers a loader's from
         `start` in each epoch; in another process the builtin would begin at `start` again."""
-        loop = self._worker.enter_loop(loader)
-        for batch in loop.run(self._in_groups(loader, batches_per_step), until, epochs):
-            yield start + loop.index, batch
+        loop, given = self._worker.enter_loop(loader), self._in_groups(loader, batches_per_step)
+        numbered = ((start + loop.index, batch) for batch in loop.run(given, until, epochs))
+        return _LoopBatches(numbered, given, until, epochs)
 
     def _in_groups(self, loader: Any, size: int | None) -> Any:
         """Return a loader of lists of `size` batches, the same for the same loader; with None the

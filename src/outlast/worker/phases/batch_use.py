@@ -6,6 +6,8 @@ all phases that work on it: a second optimizer's, a metric's. An evaluation has 
 
 from __future__ import annotations
 
+import dis
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +15,9 @@ from functools import partial
 from typing import Any
 
 import torch
+
+from outlast.errors import UsageError
+from outlast.worker.script.bytecode import is_outlasts_file, is_own_file
 
 _DEPTH = 3  # of containers in a batch
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -25,8 +30,17 @@ class BatchUse:
     def __init__(self) -> None:
         self._known: dict[int, Callable[[], Any]] = {}
 
-    def draw(self, batch: Any) -> None:
-        """Forget the batch before, and note the objects of this one."""
+    def draw(self, batch: Any, *, is_second: bool = False) -> None:
+        """Forget the batch before, and note the objects of this one. `is_second`: no phase has
+        worked on the one before. Raises UsageError if the script draws both by `next`, and may have
+        kept the first one, which a replacement worker would not draw."""
+        if is_second and _is_drawn_by_call():
+            raise UsageError(
+                "a second batch of session.batches is drawn by next() before a phase has worked on"
+                " the first one, which a replacement worker could not draw again: draw one batch"
+                " for each phase, loop over session.batches in a for statement, or let it give the"
+                " batches of a step as a list (batches_per_step=N)"
+            )
         self._known = {}
         self._note(batch)
 
@@ -52,6 +66,18 @@ class BatchUse:
     def _is_known(self, value: Any) -> bool:
         known = self._known.get(id(value))
         return known is not None and known() is value
+
+
+def _is_drawn_by_call() -> bool:
+    """Return whether the script's code takes the next batch by a call, not in a `for` statement."""
+    frame: types.FrameType | None = sys._getframe(2)  # noqa: SLF001 - no other access to the script's frames
+    while frame is not None:
+        code = frame.f_code
+        operation = dis.opname[code.co_code[frame.f_lasti]]
+        if not is_outlasts_file(code.co_filename) and operation != "SEND":  # `yield from`
+            return is_own_file(code.co_filename) and operation != "FOR_ITER"
+        frame = frame.f_back
+    return False
 
 
 def _same(value: Any) -> Any:
