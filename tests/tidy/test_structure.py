@@ -84,7 +84,7 @@ CEILINGS = {
     "fmt: skip": 34,
     "import cycles": 0,
     "public names without docstring, %": 2,
-    "lines": 147_700,
+    "lines": 147_800,
     "functions of more than 70 lines": 0,
     "functions of more than 8 parameters": 0,
 }

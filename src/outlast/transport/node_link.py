@@ -19,7 +19,8 @@ this connection stays, keyed with the run's token from NodeAccepted on.
 | controller's node  | EndRanks      | a rank has failed, or a launcher got a signal             |
 | node               | RanksEnded    | all ranks of an attempt have ended                        |
 | node               | SignalTaken   | its launcher got a signal                                 |
-| controller's node  | GroupEnded    | the run has ended; the connection ends                    |
+| controller's node  | GroupEnded    | the run has ended, or the node leaves it after a signal;  |
+|                    |               | the connection ends                                       |
 | both               | NodeBeat      | four times a lease                                        |
 
 With TLS, all of it is inside TLS, but for the refusal of a node that does not use it. A frame is
@@ -132,11 +133,11 @@ class SignalTaken(NodeMessage, frozen=True):
 
 
 class GroupEnded(NodeMessage, frozen=True):
-    """End of a run, and its cause in words."""
+    """End of a run, or of a node's part in it, in words."""
 
     outcome: str
     exit_code: int
-    cause: str
+    note: str
 
 
 class NodeBeat(NodeMessage, frozen=True):

@@ -223,6 +223,7 @@ def test_the_death_of_a_launcher_ends_all_ranks(pair: Pair, node: int) -> None:
         ("static", signal.SIGKILL, "node1"),
         ("c10d", signal.SIGKILL, "spare"),
         ("static", signal.SIGTERM, "node1"),
+        ("static", signal.SIGKILL, "early"),
     ],
 )
 def test_a_lost_node_comes_back(
@@ -232,12 +233,15 @@ def test_a_lost_node_comes_back(
     script = nodes.script("if attempt == 0: signal.pause()")
     nodes.start(*TWO, "--max-restarts=1", script, backend=backend)
     nodes.wait_for(*(f"0-{rank}" for rank in range(4)))
+    early = [nodes.launch(1, host)] if host == "early" else []  # all nodes are there
+    while early and not (pair.tmp_path / "run/hosts/early/lock").exists():
+        threading.Event().wait(0.01)
     nodes.running[1].send_signal(number)
     if host == "spare":  # launchers that do not fit are refused, and the run waits on
         refused = nodes.launch(1, "foreign", "--limit=stop_s=7")
         assert "foreign was refused by the run" in refused.communicate(timeout=120)[1]
         assert refused.returncode == 2
-    again = nodes.launch(1, host)
+    (again,) = early or [nodes.launch(1, host)]
     codes = [each.wait(timeout=120) for each in (*nodes.running, again)]
     assert codes == [0, 4 if number == signal.SIGTERM else -9, 0]
     one, two, _ = (Launched(nodes.root, 0, *each.communicate()) for each in (*nodes.running, again))
@@ -246,7 +250,7 @@ def test_a_lost_node_comes_back(
     why = "the launcher of node1" if number == signal.SIGKILL else "SIGTERM to the launcher"
     assert f"restart 1 of 1: {why}" in one.err
     if number == signal.SIGTERM:
-        assert "the run has ended: SIGTERM to the launcher of node1, which leaves" in two.err
+        assert "SIGTERM to the launcher of node1, which leaves the run; the other" in two.err
 
 
 @EXTENDED

@@ -186,10 +186,12 @@ class GroupHosts:
         return min((one.still_s for one in self._links.values()), default=math.inf)
 
     def release(self, host: str, reason: str) -> None:
-        """Let a node end, and end the attempt; another one can take its place."""
+        """Let a node end, and the attempt, unless its ranks have ended; another node can take its
+        place."""
         fault = events.Fault(kind="agent_lost", detail=reason, host=host)
         self._leaving[host] = fault
-        self.fail(fault)
+        if host in self._running:
+            self.fail(fault)
 
     def losses(self) -> list[events.Fault]:
         """Return the losses of hosts without a node in their place."""
@@ -203,7 +205,7 @@ class GroupHosts:
             for host in lost:
                 await self._drop(host)
             if self._store:
-                self._store.restart()
+                await self._store.free()
             try:
                 links = await self._replace(lost)
             except ConfigError as error:
@@ -225,8 +227,8 @@ class GroupHosts:
         self._following.pop(host).cancel()
         if fault := self._leaving.pop(host, None):
             self._lost[host] = fault
-            cause = f"{fault.detail}; the other nodes wait for one in its place"
-            ended = GroupEnded(outcome="interrupted", exit_code=EXIT_INTERRUPTED, cause=cause)
+            note = f"{fault.detail}; the other nodes wait for one in its place"
+            ended = GroupEnded(outcome="interrupted", exit_code=EXIT_INTERRUPTED, note=note)
             link.link.send(ended)
         await link.close()
 

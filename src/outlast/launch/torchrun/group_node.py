@@ -130,8 +130,8 @@ class GroupNode:
                 group.run(is_started=False), lambda number: take(number, self._seat.host)
             )
         finally:
-            cause = _in_words(end.cause) if end.cause else ""
-            ended = GroupEnded(outcome=end.outcome, exit_code=end.exit_code, cause=cause)
+            note = f"the run has ended: {_in_words(end.cause) if end.cause else end.outcome}"
+            ended = GroupEnded(outcome=end.outcome, exit_code=end.exit_code, note=note)
             await self.crew.close()
             hosts.close()
             await hosts.tell(ended)
@@ -166,7 +166,7 @@ class GroupNode:
     async def _serve(self, member: _Member) -> EndRun:
         ended = await member.serve()
         if ended is not None:
-            self._record.note(f"the run has ended: {ended.cause or ended.outcome}")
+            self._record.note(ended.note)
             return EndRun(outcome=ended.outcome, exit_code=ended.exit_code)
         await member.end(signal.SIGTERM)
         return self._failed(

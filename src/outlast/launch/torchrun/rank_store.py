@@ -1,7 +1,7 @@
 """Store of a group's ranks at MASTER_PORT, in a process of the launcher, as in torchrun's agent.
 
 Each attempt has a new store. The process opens it at a port that it reads from stdin, closes the
-one before, and writes the port to stdout.
+one before, and writes the port to stdout. An empty line closes the store.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ store = None
 for line in sys.stdin:
     store = None
     try:
-        store = TCPStore("localhost", int(line), is_master=True, wait_for_workers=False)
-        print(store.port, flush=True)
+        if line.strip():
+            store = TCPStore("localhost", int(line), is_master=True, wait_for_workers=False)
+        print(store.port if store else 0, flush=True)
     except Exception as error:
         print("failed:", " ".join(str(error).split()), flush=True)
 """
@@ -58,14 +59,7 @@ class RankStore:
 
         Raises ConfigError if it cannot be opened.
         """
-        async with self._opening:
-            if self._pidfd < 0:
-                self._start()
-            try:
-                answer = await asyncio.wait_for(asyncio.to_thread(self._ask, port), OPEN_S)
-            except (TimeoutError, OSError) as error:
-                self.close()
-                answer = f"its process does not answer ({type(error).__name__})"
+        answer = await self._answer(b"%d\n" % port)
         if answer.isdecimal():
             return int(answer)
         raise ConfigError(
@@ -73,10 +67,20 @@ class RankStore:
             f" {answer or 'its process has ended'}; choose another --master-port"
         )
 
-    def restart(self) -> None:
-        """Free the port; a new process is ready for `open` soon."""
-        self.close()
-        self._start()
+    async def free(self) -> None:
+        """End the store, and its connections; its port is free."""
+        await self._answer(b"\n")
+
+    async def _answer(self, line: bytes) -> str:
+        """Return the answer of the process to a port, or to an empty line; kill a silent one."""
+        async with self._opening:
+            if self._pidfd < 0:
+                self._start()
+            try:
+                return await asyncio.wait_for(asyncio.to_thread(self._ask, line), OPEN_S)
+            except (TimeoutError, OSError) as error:
+                self.close()
+                return f"its process does not answer ({type(error).__name__})"
 
     def _ended(self) -> None:
         """Report that the process has ended by itself, perhaps for lack of memory. Ranks would wait
@@ -87,9 +91,9 @@ class RankStore:
         detail = f"the process with the store of the ranks has ended ({how})"
         self.on_end(Fault(kind="killed", detail=detail, signal=max(0, number)))
 
-    def _ask(self, port: int) -> str:
+    def _ask(self, line: bytes) -> str:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(b"%d\n" % port)
+        self._process.stdin.write(line)
         self._process.stdin.flush()
         return self._process.stdout.readline().decode(errors="replace").strip()
 
