@@ -14,6 +14,7 @@ TWO_MODELS = Path(__file__).with_name("jobs") / "two_models_job.py"
 ODD_JOB = Path(__file__).with_name("jobs") / "unusual_phases_job.py"
 NEW_FUNCTIONS = Path(__file__).with_name("jobs") / "new_functions_job.py"
 WEIGHT_READS = Path(__file__).with_name("jobs") / "weight_reads_job.py"
+LOGGED = Path(__file__).with_name("jobs") / "logged_rates_job.py"
 OWN_CHECKPOINT = Path(__file__).with_name("jobs") / "own_checkpoint_job.py"
 BEHIND = Path(__file__).with_name("jobs") / "job_behind_its_loop.py"
 
@@ -104,13 +105,32 @@ def test_a_new_worker_continues_the_epochs_of_a_script_with_its_own_checkpoints(
 ) -> None:
     """Each rank dies once, in epochs 1 and 2: its script begins behind the newest checkpoint."""
     ends = []
-    faults = ("--fault=kill:rank=0,step=5,phase=forward", "--fault=kill:rank=1,step=9,phase=vote")
+    faults = (
+        "--fault=kill:rank=0,step=5,phase=forward",
+        "--fault=kill:rank=1,step=9,phase=forward",
+    )
     for name, flags in (("whole", ()), ("lost", ("--spares=1", *faults))):
         (folder := tmp_path / name).mkdir()
         outcome = Runner(folder, 2).run(*flags, script=OWN_CHECKPOINT)
         assert outcome.code == 0, outcome.output
         ends.append(outcome.ranks)
     assert len(outcome.summary["incidents"]) == 2
+    assert ends[0] == ends[1]
+
+
+def test_what_code_behind_a_step_logs_is_that_of_its_step(tmp_path: Path) -> None:
+    """Each rank dies behind a step, whose rates the others have changed since. A logger's generator
+    around the batches has counted."""
+    ends = []
+    places = "kill:rank=0,step=6,phase=between", "kill:rank=1,step=9,phase=between"
+    faults = [f"--fault={place}" for place in places]
+    for name, flags in (("whole", ()), ("lost", ("--spares=1", *faults))):
+        (folder := tmp_path / name).mkdir()
+        outcome = Runner(folder, 2).run(*flags, script=LOGGED)
+        assert outcome.code == 0, outcome.output
+        ends.append(outcome.ranks)
+    assert len(outcome.summary["incidents"]) == 2
+    assert len(ends[0][0]["rows"]) == 32
     assert ends[0] == ends[1]
 
 

@@ -25,7 +25,7 @@ from outlast.worker.phases.phase_runner import PhaseRunner
 from outlast.worker.phases.rank_deal import RankDeal
 from outlast.worker.phases.script_progress import ReplayWalk, ScriptProgress
 from outlast.worker.save_timing import SaveTimer
-from outlast.worker.script.loop_headers import continued
+from outlast.worker.script.loop_headers import continued, generators_suspended
 from outlast.worker.script.script_variables import ScriptVariables
 from outlast.worker.script.weight_reads import WeightReads
 from outlast.worker.state import generator_states
@@ -321,7 +321,8 @@ class BatchLoop:
             self._has_drawn = True
             self._script.at_top()
             self._watch_walk()
-            yield batch[0]
+            with generators_suspended():
+                yield batch[0]
             self._reads.end()
             self.index += 1
 

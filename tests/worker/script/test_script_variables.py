@@ -305,16 +305,14 @@ REFUSED = {
             session.run(step, i)
             scheduler.step()
         """),
-    "a generator around the batches": ("previous (of pairs())", """
-        def step(pair):
+    "enumerate around a generator": ("enumerate", """
+        def step(i):
             session.step()
-        def pairs():
-            previous = 0
-            for i in session.batches(7):
-                yield previous + i
-                previous = i
-        for i in pairs():
-            session.run(step, i)
+        def logged(batches):
+            for i in batches:
+                yield i
+        for number, i in enumerate(logged(session.batches(7))):
+            session.run(step, i + number)
         """),
     "enumerate": ("enumerate", """
         def step(i):
@@ -344,7 +342,7 @@ def test_uncarriable_variables_are_refused_or_reported(way: str) -> None:
     assert name in message
     if way in NOT_TOLD:  # no other process can have it, whoever is warned
         return
-    assert ("session.enumerate" if way == "enumerate" else "session.state") in message
+    assert ("session.enumerate" if way.startswith("enumerate") else "session.state") in message
     session = Session(stop=False)
     play(text if "session.run" in text else text + LOOP, session)
     assert any(name in note for note in session.notes)

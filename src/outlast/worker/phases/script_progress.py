@@ -296,8 +296,8 @@ class ProgressSlots:
 
     def write_end(self, attempt: PhaseAttempt, result: bytes | None, *, aside: bool) -> None:
         """Write the result of phase n+1 (None: not encodable) and the slot that waited for the
-        phase's end."""
-        protected, n = self._protected(), self._status.n + 1
+        phase's end, or has rates that changed behind the vote for the first time."""
+        protected, n, has_news = self._protected(), self._status.n + 1, False
         ended: dict[str, bytes] = {}
         if result is not None:
             ended[f"result:{n}"] = result
@@ -305,8 +305,8 @@ class ProgressSlots:
                 self._page.put("result", n, result)
         if attempt.is_gated:
             changed = attempt.waits and attempt.buffers != codec.encode(protected.buffers.own())
-            protected.local.completed(attempt.key, has_changed_buffers=changed)
-        if attempt.waits:
+            has_news = protected.local.completed(attempt.key, has_changed_buffers=changed)
+        if attempt.waits or has_news:
             own = protected.own_state(attempt.choices)
             ended[f"after:{n}"] = self._put_after(attempt, own, aside=aside)
         elif late := [

@@ -6,10 +6,12 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 
 from outlast.worker.script.bytecode import gathering, is_outlasts_file, iterated_names
-from outlast.worker.script.value_paths import own_frames
+from outlast.worker.script.value_paths import own_frames, suspended
 
 # Iterators of the standard library that keep what they have seen.
 _NAMES = (
@@ -43,8 +45,9 @@ def refuse_header(refuse: Callable[..., None], name: str) -> None:
     iterator with a place of its own (`enumerate`, `zip`), or inside an expression, whose results so
     far no other process could read. Called while the loop takes its next value."""
     _refuse_gathering(refuse, name)
-    frame = next(own_frames(), None)
-    if frame is not None and (keeper := _keeper_in(frame)):
+    frames = list(own_frames())  # the loop's own is behind those of generators around the batches
+    count = 1 + sum(1 for _ in takewhile(is_generator, frames))
+    if keeper := next(filter(None, map(_keeper_in, frames[:count])), ""):
         refuse(
             f"the loop over session.{name} goes through {keeper}(...), which restarts in a"
             " replacement worker",
@@ -52,6 +55,35 @@ def refuse_header(refuse: Callable[..., None], name: str) -> None:
             if name == "batches"
             else "session.epochs yields the numbers of epochs; loop over it alone",
         )
+
+
+_waiting: list[types.FrameType] = []  # generators around the batches, of the newest draw
+
+
+@contextmanager
+def generators_suspended() -> Iterator[None]:
+    """Keep the frames of the script's generators, through which its loop draws from the caller,
+    readable while they wait for the next draw."""
+    frames = list(takewhile(is_generator, own_frames()))
+    _forget_waiting()  # of a loop that the script has left, whose generators may still exist
+    _waiting.extend(frames)
+    suspended.extend(frames)
+    try:
+        yield
+    finally:
+        if _waiting == frames:
+            _forget_waiting()
+
+
+def _forget_waiting() -> None:
+    for frame in _waiting:
+        suspended.remove(frame)
+    _waiting.clear()
+
+
+def is_generator(frame: types.FrameType) -> bool:
+    """Return whether a frame is that of a generator."""
+    return bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
 
 
 def continued(numbers: range, rest: list[int] | None, turn: int) -> range:
@@ -77,7 +109,7 @@ def _refuse_gathering(refuse: Callable[..., None], name: str) -> None:
     while frame is not None and not is_last and not gathered:
         if not is_outlasts_file(frame.f_code.co_filename):
             gathered = gathering(frame.f_code, frame.f_lasti)
-            is_last = not frame.f_code.co_flags & inspect.CO_GENERATOR
+            is_last = not is_generator(frame)
         frame = frame.f_back
     if gathered:
         refuse(

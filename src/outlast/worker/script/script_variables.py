@@ -309,10 +309,7 @@ class ScriptVariables(Refusals):
         reach = loop.reach(self._protected())
         self._watch_caches(reach)
         for path, in_place in [*candidates(reach), *loop.rebound(reach)]:
-            if loop.is_generator and path[0] == loop.root:
-                self.refuse(f"the generator around session.batches keeps {text(path)}")
-            else:
-                self.carried.add(path, in_place=in_place)
+            self.carried.add(path, in_place=in_place)
         if any("add_param_group" in each.names.attributes for each in reach.codes):
             self._tell_once(
                 f"the training loop can call add_param_group, and the run will end there: {GROUPS}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dis
 import gc
-import inspect
 import itertools
 import multiprocessing
 import types
@@ -86,8 +85,6 @@ class TrainingLoop:
 
     def __init__(self, frame: types.FrameType, heads: Mapping[types.CodeType, int]) -> None:
         self._code, self.root = frame.f_code, root_of(frame)
-        # During phases, between two iterations, a generator's frame is not on the stack.
-        self.is_generator = bool(self._code.co_flags & inspect.CO_GENERATOR)
         flow = CodeFlow(self._code)
         self._offsets = flow.reachable(frame.f_lasti)
         stored = flow.stored(self._offsets)
@@ -156,7 +153,7 @@ class TrainingLoop:
     def late_names(self) -> set[Path]:
         """Return the paths of such names that are still unbound."""
         frame = next((f for f in own_frames() if f.f_code is self._code), None)
-        if frame is None or self.is_generator:
+        if frame is None:
             return set()
         bound = frame.f_locals
         return {path for path in self.rebound_paths() if path[-1][1] not in bound}

@@ -57,7 +57,9 @@ if _bring_back is not None:
     _bring_back.argtypes, _bring_back.restype = (ctypes.py_object, ctypes.c_int), None
 
 
-suspended: list[types.FrameType] = []  # where a script waits for another stack of its thread
+# Where a script waits for another stack of its thread, and generators around its batches, which
+# wait until the loop draws again.
+suspended: list[types.FrameType] = []
 
 
 def own_frames() -> Iterator[types.FrameType]:

@@ -25,6 +25,7 @@ that is lost before that end leaves no such slot, and all ranks restart from the
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -81,14 +82,20 @@ class RankLocalState:
         self._open_look = b""  # open state at the last vote
         self._looks: dict[str, tuple[bytes, bytes]] = {}
         self._digests: dict[str, bytes] = {}
+        self._key = ""  # of the function whose phase votes
+        self._at_vote: dict[str, bytes] = {}  # rates and schedules at the last vote
+        self._late: dict[str, set[str]] = {}  # ... that change after it, by function
         self._is_mixed = False  # pipeline stages: ranks that are not replicas differ
 
     # --- the slot ---
 
     def encode(self, *, whole: bool) -> dict[str, Any]:
         """Return this state for the rank's slot. `whole`: it cannot change before the slot's place;
-        otherwise a donor's state takes precedence."""
-        parts = {part: self._packed(part, value) for part, value in self._values().items()}
+        otherwise a donor's state takes precedence, except for rates and schedules that do not
+        change between the vote and that place."""
+        values = self._values()
+        parts = {part: self._packed(part, value) for part, value in values.items()}
+        self._at_vote = {} if whole else _looks_of(values)
         if whole and RATES in self.differing:
             parts[EVERYTHING] = codec.encode(self._everything())
         return {
@@ -97,6 +104,7 @@ class RankLocalState:
             "compared": sorted(self.compared),
             "open": sorted(self._open),
             "whole": whole,
+            "late": sorted(self._late.get(self._key, ())),
             "lost": self.lost_key,
         }
 
@@ -121,6 +129,7 @@ class RankLocalState:
 
     def note_open_state(self, key: str) -> None:
         """Record the open state before the vote of a phase of function `key`."""
+        self._key = key
         self._open_look = b"" if key in self._open else self._open_state()
 
     def _open_state(self) -> bytes:
@@ -163,21 +172,32 @@ class RankLocalState:
         self.compared.update(saved["compared"])
         self._open.update(saved.get("open", ()))
         self.lost_key = self.lost_key or saved.get("lost", "")
+        values = {part: codec.decode(data) for part, data in saved["parts"].items()}
+        if not saved["whole"] and "late" in saved:  # until `join`: code between phases may read it
+            self._put_rates(values, saved["late"])
         if not (saved["whole"] and (keep or self.differing)):
             return
-        values = {part: codec.decode(data) for part, data in saved["parts"].items()}
         if EVERYTHING in values:
             live = self._everything()["tensors"]
             for name, tensor in values[EVERYTHING]["tensors"].items():
                 live[name].copy_(tensor)
             for name, optimizer in protected.optimizers.items():
                 optimizer_adopt(optimizer, values[EVERYTHING]["optimizers"][name])
-        for name, groups in values[RATES]["groups"].items():
-            put_in_groups(protected.optimizers[name], groups)
-        for name, state in (values[SCHEDULERS] | values[RATES]["scalers"]).items():
-            protected.schedules[name].load_state_dict(state)
+        self._put_rates(values, ())
         protected.buffers.restore_late(values[BUFFERS])
         self.kept = frozenset(values)
+
+    def _put_rates(self, values: Mapping[str, Any], late: Collection[str]) -> None:
+        for name, groups in values[RATES]["groups"].items():
+            optimizer = self._protected.optimizers[name]
+            kept = [
+                {k: v for k, v in g.items() if f"{name}.{k}" in late}
+                for g in hyperparameters(optimizer)
+            ]
+            put_in_groups(optimizer, [saved | own for saved, own in zip(groups, kept, strict=True)])
+        for name, state in (values[SCHEDULERS] | values[RATES]["scalers"]).items():
+            if name not in late:
+                self._protected.schedules[name].load_state_dict(state)
 
     # --- parts taken from a donor ---
 
@@ -222,14 +242,21 @@ class RankLocalState:
         compared = [self._digests[part].hex() for part in parts if part not in self.differing]
         return " ".join([*sorted(self.differing), *compared])
 
-    def completed(self, key: str, *, has_changed_buffers: bool) -> None:
-        """Record a complete phase of function `key`; `has_changed_buffers`: after its vote."""
+    def completed(self, key: str, *, has_changed_buffers: bool) -> bool:
+        """Record a complete phase of function `key`; `has_changed_buffers`: after its vote. Return
+        whether rates or schedules have first changed after a vote, so that the slot has others."""
         self._completed.add(key)
+        before, self._at_vote = self._at_vote, {}
+        now = _looks_of(self._values()) if before else {}
+        late = {name for name, look in now.items() if before.get(name) != look}
+        is_new = not late <= self._late.setdefault(key, set())
+        self._late[key] |= late
         look, self._open_look = self._open_look, b""  # "" without a vote before the phase's end
         if look and look != self._open_state():
             self._open.add(key)
         if has_changed_buffers:
             self.differing.add(BUFFERS)
+        return is_new
 
     def won(self) -> None:
         """Record a vote in which all ballots were equal."""
@@ -320,6 +347,15 @@ def _packed_plainly(value: Any) -> bytes:
         return msgspec.msgpack.encode(value)
     except (TypeError, OverflowError):
         return b""
+
+
+def _looks_of(values: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return each hyperparameter ("optimizer.lr"), schedule and scaler, to compare."""
+    named = dict(values[SCHEDULERS] | values[RATES]["scalers"])
+    for name, groups in values[RATES]["groups"].items():
+        for key in {*itertools.chain(*groups)}:
+            named[f"{name}.{key}"] = [group.get(key) for group in groups]
+    return {name: _packed_plainly(value) or codec.encode(value) for name, value in named.items()}
 
 
 def part_of(value: Any) -> str:
