@@ -48,7 +48,7 @@ def counted(out: Path) -> Counter[int]:
 @pytest.mark.parametrize(
     ("kind", "workers"),
     [
-        ("StatefulDistributedSampler", 2),
+        pytest.param("StatefulDistributedSampler", 2, marks=pytest.mark.extended),
         pytest.param("subclass", 0, marks=pytest.mark.extended),
         pytest.param("buckets", 0, marks=pytest.mark.extended),
         pytest.param("splits", 2, marks=pytest.mark.extended),

@@ -38,6 +38,7 @@ def test_an_error_behind_a_yes_is_told_as_it_is_and_recovered(
     assert "contradict" not in outcome.output + outcome.explain()
 
 
+@pytest.mark.extended
 def test_a_rank_that_dies_between_two_rehearsals_is_rehearsed_with(tmp_path: Path) -> None:
     """The survivor has rehearsed once, and the new worker not: both begin anew."""
     script = Path(__file__).with_name("jobs") / "rehearsed_once_job.py"

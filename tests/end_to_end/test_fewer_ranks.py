@@ -156,7 +156,8 @@ def trained_for_good(out: Path, resumed: int) -> Counter[tuple[int, ...]]:
     return Counter(ids for _, _, ids in batches)
 
 
-@pytest.mark.parametrize("lost", [2, pytest.param(0, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("lost", [2, 0])
 def test_a_drain_without_a_rank_loses_nothing(runner: Runner, lost: int) -> None:
     """And a later start of all ranks trains each sample of the epoch once."""
     gate = runner.folder / "gate"

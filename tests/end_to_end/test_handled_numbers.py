@@ -51,6 +51,7 @@ def steps_run_again(outcome: Outcome) -> set[int]:
     return {event.step for event in refused if "and counts" in event.reason}
 
 
+@pytest.mark.extended
 def test_a_scaler_skips_no_step_for_a_transient_error(pair: Runner) -> None:
     clean = run(pair, "clean", way="scaler")
     assert steps_run_again(clean) == {1, 2, 3, 4, 6}, "the search for a scale"

@@ -31,6 +31,7 @@ def warned(outcome: Outcome) -> list[str]:
     return [event.detail for event in found]
 
 
+@pytest.mark.extended
 def test_a_second_failure_gives_the_bits_of_accumulation(pair: Runner) -> None:
     by_hand = again(pair, "hand", job=("--by-hand=4",))
     assert by_hand.code == 0, by_hand.output

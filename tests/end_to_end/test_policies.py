@@ -43,6 +43,7 @@ def test_checkpoint_restart_goes_back_to_the_disk_though_a_spare_waits(
     assert [e.rule for e in journal if isinstance(e, RungTaken)] == [rule]
 
 
+@pytest.mark.extended
 def test_exact_replaces_and_loses_nothing(runner: Runner, undisturbed: Outcome) -> None:
     outcome = runner.run("--policy=exact", "--spares=1", KILL)
     same(outcome, undisturbed)

@@ -98,7 +98,7 @@ def decisions(run_dir: Path) -> list[Decided]:
 @pytest.mark.parametrize(
     ("kind", "clip", "policy", "faults"),
     [
-        ("hsdp", 0.0, "torchft-like", "3"),
+        pytest.param("hsdp", 0.0, "torchft-like", "3", marks=EXTENDED),
         pytest.param("hsdp", 0.3, "elastic", "23", marks=EXTENDED),
         pytest.param("tensor", 0.0, "torchft-like", "2", marks=EXTENDED),
     ],

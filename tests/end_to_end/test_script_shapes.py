@@ -75,7 +75,8 @@ def test_steps_outside_of_batches_are_noted(runner: Runner, tmp_path: Path) -> N
     assert any("are not counted" in text for text in notes), notes
 
 
-@pytest.mark.parametrize("loops", [pytest.param((), marks=pytest.mark.extended), ("--epochs",)])
+@pytest.mark.extended
+@pytest.mark.parametrize("loops", [(), ("--epochs",)])
 def test_code_behind_the_loop_has_run_once(
     runner: Runner, tmp_path_factory: pytest.TempPathFactory, loops: tuple[str, ...]
 ) -> None:

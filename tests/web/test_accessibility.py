@@ -83,7 +83,7 @@ def _views() -> Iterator[object]:
         yield pytest.param(name, *views[1 - number % 2], marks=pytest.mark.extended)
 
 
-@pytest.mark.parametrize(("name", "width", "scheme"), _views())
+@pytest.mark.parametrize(("name", "width", "scheme"), [*_views()])
 def test_axe_finds_nothing_grave(
     browser: Browser, runs: Path, lake: Path, name: str, width: int, scheme: str
 ) -> None:

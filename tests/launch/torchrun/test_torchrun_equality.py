@@ -299,6 +299,7 @@ def test_signals_are_passed_on(pair: Pair, number: signal.Signals) -> None:
     assert theirs.code != 0 and ours.code == 4
 
 
+@EXTENDED
 def test_error_files(pair: Pair) -> None:
     errors = []
     for launcher in LAUNCHERS:
