@@ -113,7 +113,7 @@ class Nodes:
 
 
 def is_dead(pid_file: Path) -> bool:
-    """Whether a process has ended; tests of launchers may adopt it, and then nobody waits for it."""
+    """Whether a process has ended; one that a test of launchers has adopted is waited for by none."""
     try:
         status = Path("/proc", pid_file.read_text(), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
