@@ -113,7 +113,7 @@ class Nodes:
 
 
 def is_dead(pid_file: Path) -> bool:
-    """Whether a process has ended; one that a test of launchers has adopted is waited for by none."""
+    """Whether a process has ended; nobody may wait for one that a test of launchers has adopted."""
     try:
         status = Path("/proc", pid_file.read_text(), "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
