@@ -85,6 +85,7 @@ def test_a_rank_leaves_and_comes_back(runner: Runner) -> None:
     assert runner.left_behind() == []
 
 
+@pytest.mark.extended
 def test_a_rank_without_a_batch_has_none_in_any_phase(runner: Runner) -> None:
     """Other optimizers and metrics of the same batch count each sample once as well."""
     flags = ("--policy=elastic", ONE_RESPAWN, *TWO_LOST)

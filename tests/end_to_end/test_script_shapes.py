@@ -89,6 +89,7 @@ def test_code_behind_the_loop_has_run_once(
     assert [i["rung"] for i in outcome.summary["incidents"]] == ["replace"]
 
 
+@pytest.mark.extended
 def test_a_place_behind_the_last_batch_of_an_epoch_is_resumed_once(
     runner: Runner, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
