@@ -98,6 +98,7 @@ def unseal(schema: bytes | memoryview) -> memoryview:
 
 
 _SHORT_MAX = 64  # characters of a string whose bytes are kept: keys occur in every step
+_DEEP = 6  # levels from which on cycles are looked for
 _PACKED_MIN = 8  # shorter sequences of one number type are written item by item
 
 
@@ -147,15 +148,16 @@ class NodeWriter:
 
     def enter(self, value: Any) -> None:
         """Enter a container; refuse cycles and too deep nesting."""
-        if len(self.inside) >= DEPTH_MAX:
-            raise self._depth()
+        depth = len(self.inside)
+        if depth >= _DEEP and (depth >= DEPTH_MAX or any(each is value for each in self.inside)):
+            raise self._refused([*self.inside, value])
         self.inside.append(value)
 
-    def _depth(self) -> _Refused:
-        """Return the refusal of a cycle, or of the depth. Cycles are not looked for before: `id` is
-        an audit event, and scripts that work on files have a hook (phase_files.py)."""
+    def _refused(self, inside: list[Any]) -> _Refused:
+        """Return the refusal of a cycle, or of the depth. Shallow values are not looked at: each
+        call of `id` is an audit event, and scripts that work on files have a hook."""
         around = set[int]()
-        for depth, each in enumerate(self.inside):
+        for depth, each in enumerate(inside):
             if id(each) in around:
                 refused = _Refused("contains itself")
                 refused.steps = depth
